@@ -16,7 +16,7 @@ from bigunet.errors import ShapeError, fail
 from bigunet.geometry import padded_size
 from bigunet.layers import LayerRow, layer_table
 from bigunet.spec import UNetSpec
-from bigunet.tiles import Tile
+from bigunet.tiles import Tile, check_image
 
 __all__ = ["UNet", "build_layer", "pad_to_stride", "run_layers"]
 
@@ -93,6 +93,7 @@ def run_layers(
                 if tile is not None:
                     skip = skip[(..., *tile.crops[row.level].skip.slices)]
                 x = torch.cat((skip, x), dim=1)
+                del skip  # or it would live on until the next concatenation
             case _:
                 x = modules[row.name](x)
     return x
@@ -126,13 +127,13 @@ class UNet(nn.Module):
     def forward(self, x_BCHW: Tensor) -> Tensor:
         """Logits (batch, classes, height, width) of whole images of any size from the stride up."""
         height, width = x_BCHW.shape[-2:]
-        if min(height, width) < self.spec.stride or x_BCHW.shape[1] != self.spec.in_channels:
+        check_image((height, width), self.spec)
+        if x_BCHW.shape[1] != self.spec.in_channels:
             fail(
                 ShapeError,
-                rule=f"an input has {self.spec.in_channels} bands and sides of at least the "
-                f"stride {self.spec.stride}",
-                got=tuple(x_BCHW.shape),
-                remedy="Choose bands, or a spec with fewer levels.",
+                rule=f"an input has the spec's {self.spec.in_channels} bands",
+                got=x_BCHW.shape[1],
+                remedy="Choose bands, or a spec with in_channels to match.",
             )
         x = pad_to_stride(x_BCHW, self.spec.stride)
         return run_layers(self.rows, self.layers, x, {})[..., :height, :width]

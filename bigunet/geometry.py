@@ -78,7 +78,7 @@ def closed_form_halo(levels: int, radius: int) -> int:
 
     Holds for transposed and nearest up-sampling.
     """
-    return (3 * 2 ** (levels - 1) - 1) * radius
+    return ((3 << (levels - 1)) - 1) * radius
 
 
 def padded_size(size: int, stride: int) -> int:

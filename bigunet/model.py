@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, MutableMapping
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from bigunet.errors import ShapeError, fail
 from bigunet.geometry import padded_size
@@ -105,7 +104,7 @@ def pad_to_stride(x_BCHW: Tensor, stride: int) -> Tensor:
     bottom, right = padded_size(height, stride) - height, padded_size(width, stride) - width
     if not bottom and not right:
         return x_BCHW
-    return F.pad(x_BCHW, (0, right, 0, bottom), mode="replicate")
+    return nn.functional.pad(x_BCHW, (0, right, 0, bottom), mode="replicate")
 
 
 class UNet(nn.Module):

@@ -198,7 +198,7 @@ class UNetSpec(_Spec):
 
         Level -1 stands for the width that `narrowing="block"` ends with above the first level.
         """
-        width = max(1, int(round(self.channels * self.growth**level)))
+        width = max(1, round(self.channels * self.growth**level))
         return width if self.max_channels is None else min(width, self.max_channels)
 
     @property

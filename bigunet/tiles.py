@@ -15,7 +15,16 @@ from bigunet.errors import ShapeError, fail
 from bigunet.geometry import padded_size
 from bigunet.spec import UNetSpec
 
-__all__ = ["Box", "Crop", "Tile", "check_core", "count_tiles", "tile_image", "whole_image"]
+__all__ = [
+    "Box",
+    "Crop",
+    "Tile",
+    "check_core",
+    "check_image",
+    "count_tiles",
+    "tile_image",
+    "whole_image",
+]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -113,13 +122,28 @@ def check_core(core: int | tuple[int, int], spec: UNetSpec) -> tuple[int, int]:
     return sides[0], sides[1]
 
 
-def _check_shape(shape: tuple[int, int], spec: UNetSpec) -> None:
+def check_image(shape: tuple[int, int], spec: UNetSpec) -> None:
+    """Whether the network can take an image of (height, width) pixels.
+
+    Raises
+    ------
+    ShapeError : for a side below the stride, or too short for padding by reflection.
+    """
     if min(shape) < spec.stride:
         fail(
             ShapeError,
             rule=f"each side of an image is at least the network's stride, {spec.stride} pixels",
             got=f"{shape[0]} x {shape[1]}",
             remedy=f"Use at most {max(1, min(shape)).bit_length()} levels, or a larger image.",
+        )
+    lowest = min(padded_size(side, spec.stride) for side in shape) // spec.stride
+    if spec.padding_mode == "reflect" and lowest <= spec.kernel // 2:
+        fail(
+            ShapeError,
+            rule=f"padding by reflection needs more than {spec.kernel // 2} pixels a side at the "
+            f"lowest level, where one pixel is {spec.stride} of the image's",
+            got=f"{shape[0]} x {shape[1]}",
+            remedy="Use a larger image, fewer levels, or padding_mode zeros or replicate.",
         )
 
 
@@ -157,7 +181,7 @@ def tile_image(
     ShapeError : for an image smaller than the stride, a core off the stride or larger than the
         padded image, or a negative halo.
     """
-    _check_shape(shape, spec)
+    check_image(shape, spec)
     height, width = check_core(core, spec)
     stride = spec.stride
     padded = Box(0, padded_size(shape[0], stride), 0, padded_size(shape[1], stride))
@@ -184,9 +208,34 @@ def tile_image(
 
 def whole_image(shape: tuple[int, int], spec: UNetSpec) -> Tile:
     """The image as one tile without a halo: the reference that tiles must equal."""
-    _check_shape(shape, spec)
+    check_image(shape, spec)
     padded = Box(0, padded_size(shape[0], spec.stride), 0, padded_size(shape[1], spec.stride))
     return _tile((0, 0), padded, 0, padded, Box(0, shape[0], 0, shape[1]), spec, cropped=False)
+
+
+def place_tile(
+    core: Box, padded: Box, image: Box, spec: UNetSpec, *, halo: int | None = None
+) -> Tile:
+    """One tile whose core may start on any multiple of the stride.
+
+    `padded` is the image padded to the stride, `image` the true image inside it: in an image
+    that was mirrored or turned, the padding need not lie at the bottom and right.
+
+    Raises
+    ------
+    ShapeError : for a core or a padded image off the stride.
+    """
+    stride = spec.stride
+    sides = (core.y0, core.y1, core.x0, core.x1, padded.y1, padded.x1)
+    if any(side % stride for side in sides) or min(core.shape) < 1:
+        fail(
+            ShapeError,
+            rule=f"cores and padded images lie on multiples of the stride {stride}",
+            got=f"{core} in {padded}",
+            remedy="Round them to the stride.",
+        )
+    margin = padded_size(spec.halo if halo is None else halo, stride)
+    return _tile((0, 0), core.clip(padded), margin, padded, image, spec, cropped=True)
 
 
 def _tile(

@@ -1,0 +1,53 @@
+"""The command line: `bigunet COMMAND --help`.
+
+Every command takes `--json`. A bad input ends with exit status 2 and says rule, value and remedy.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+import bigunet
+from bigunet.cli import network, output
+from bigunet.errors import BigUNetError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Train and run U-Nets on images too large for one device, and understand how.",
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(bigunet.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+for command in (network.info, network.halo):
+    app.command()(command)
+
+
+def main() -> None:
+    """Run the command line; the entry point of `bigunet` and `python -m bigunet`."""
+    try:
+        app()
+    except BigUNetError as error:
+        output.report(error, "--json" in sys.argv)
+        sys.exit(2)

@@ -70,12 +70,13 @@ def _option(field: dataclasses.Field[Any], hint: Any) -> inspect.Parameter:
     text = _HELP.get(field.name, "").strip()
     shown = f"{text} [default: {field.default}]".strip()
     name = "--" + field.name.replace("_", "-")
+    option: Any
     if get_origin(hint) is tuple:
         option = Annotated[str | None, typer.Option(name, help=f"{shown} Comma-separated.")]
     elif hint is bool:
         option = Annotated[bool | None, typer.Option(f"{name}/--no-{name[2:]}", help=shown)]
     else:
-        option = Annotated[hint | None, typer.Option(name, help=shown)]  # type: ignore[assignment]
+        option = Annotated[hint | None, typer.Option(name, help=shown)]
     return inspect.Parameter(
         field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option
     )

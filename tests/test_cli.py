@@ -1,0 +1,76 @@
+"""The command line as a user runs it: help, text, JSON, errors and exit status."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from bigunet.cli import app
+
+RUN = CliRunner()
+COMMANDS = [command.name or command.callback.__name__ for command in app.registered_commands]
+
+
+def bigunet(*args: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "bigunet", *args], capture_output=True, text=True, timeout=120
+    )
+
+
+def test_halo_prints_the_exact_halo_as_json():
+    done = bigunet("halo", "--levels", "5", "--convs", "2", "--kernel", "3", "--json")
+    assert done.returncode == 0, done.stderr
+    values = json.loads(done.stdout)
+    assert list(values.items())[:3] == [("halo", 94), ("stride", 16), ("halo_aligned", 96)]
+    assert values["flops_ratio"] == pytest.approx((448 / 256) ** 2)
+    assert 1 < values["flops_ratio_cropped"] < values["flops_ratio"]
+
+
+def test_info_prints_every_layer():
+    result = RUN.invoke(app, ["info", "--levels", "3", "--channels", "4", "--json"])
+    values = json.loads(result.stdout)
+    assert values["parameters"] == sum(row["parameters"] for row in values["layers"])
+    text = RUN.invoke(app, ["info", "--levels", "3", "--channels", "4"]).stdout
+    assert all(row["name"] in text for row in values["layers"])
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_and_json(command):
+    result = RUN.invoke(app, [command, "--help"])
+    assert result.exit_code == 0
+    assert "--json" in result.stdout
+
+
+def test_a_spec_comes_from_yaml_and_options_override_it(tmp_path):
+    path = tmp_path / "net.yaml"
+    path.write_text("levels: 3\nconvs: 1\n")
+    result = RUN.invoke(app, ["halo", "--spec", str(path), "--convs", "2", "--json"])
+    assert json.loads(result.stdout)["halo"] == 22
+    path.write_text("spec:\n  levels: 3\n  convs: 2\n")
+    result = RUN.invoke(app, ["halo", "--spec", str(path), "--json"])
+    assert json.loads(result.stdout)["halo"] == 22
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("levels: [", "YAML"), ("- 1", "mapping"), ("depth: 3", "depth"), ("levels: 0", "levels")],
+)
+def test_a_bad_spec_file_says_why(tmp_path, text, says):
+    path = tmp_path / "net.yaml"
+    path.write_text(text)
+    done = bigunet("halo", "--spec", str(path))
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_error_is_json_where_json_was_asked_for():
+    done = bigunet("halo", "--kernel", "4", "--json")
+    assert done.returncode == 2
+    assert "kernel is odd" in json.loads(done.stdout)["error"]["rule"]
+
+
+def test_the_version():
+    assert RUN.invoke(app, ["--version"]).stdout.strip()

@@ -248,15 +248,22 @@ class TrainSpec(_Spec):
     ----------
     optimiser, learning_rate, momentum, weight_decay : the update; `momentum` counts for
         "momentum" only.
+    beta2 : decay of Adam's second moment.
     precision : "fp32", "bf16-autocast" (fp32 weights) or "bf16" (weights too).
     recompute : activations recomputed in the backward pass: none, of each block, of each stage,
         or of each stage except in the last micro-batch.
     batch : images (or tiles) in a step.
     tile : side of the square tile cores a step trains on, in pixels.
+    halo : pixels read around a core; None is the network's own, which is exact. 0 trains on plain
+        crops: faster, and wrong near their edges.
+    focus : for each class how often a tile is placed around one of its pixels, relative to the
+        others; None places tiles evenly.
     steps, warmup_steps : optimiser steps; the rate rises linearly, then falls as a cosine to
         `final_rate` times its peak.
     loss : what is minimised; `class_weights` weigh the classes, `label_smoothing` is PyTorch's.
     augment : random flips and quarter turns.
+    jitter : standard deviation of a random factor and offset for each band of a tile, in units
+        of the normalised image.
     freeze_norm : batch norm uses its running statistics as they are, which keeps tiles exact;
         otherwise it learns them from the tiles it sees.
     clip_norm : bound on the gradient's global norm, or None.
@@ -271,11 +278,14 @@ class TrainSpec(_Spec):
     optimiser: Optimiser = "adamw"
     learning_rate: float = 1e-3
     momentum: float = 0.9
+    beta2: float = 0.999
     weight_decay: float = 1e-4
     precision: Precision = "fp32"
     recompute: Recompute = "none"
     batch: int = 1
     tile: int = 256
+    halo: int | None = None
+    focus: tuple[float, ...] | None = None
     steps: int = 100
     warmup_steps: int = 0
     final_rate: float = 0.01
@@ -283,6 +293,7 @@ class TrainSpec(_Spec):
     class_weights: tuple[float, ...] | None = None
     label_smoothing: float = 0.0
     augment: bool = True
+    jitter: float = 0.0
     freeze_norm: bool = True
     clip_norm: float | None = None
     average: float = 0.0
@@ -311,6 +322,8 @@ class TrainSpec(_Spec):
             )
         for name, high in (
             ("momentum", 1.0),
+            ("beta2", 1.0),
+            ("jitter", math.inf),
             ("weight_decay", math.inf),
             ("final_rate", math.inf),
             ("label_smoothing", 1.0),
@@ -323,10 +336,13 @@ class TrainSpec(_Spec):
         _check(errors, ok, f"learning_rate is > 0, not {self.learning_rate!r}")
         ok = self.clip_norm is None or (_is_number(self.clip_norm) and self.clip_norm > 0)
         _check(errors, ok, f"clip_norm is null or > 0, not {self.clip_norm!r}")
-        if self.class_weights is not None:
-            ok = all(_is_number(w) and w >= 0 for w in self.class_weights)
-            ok = ok and any(w > 0 for w in self.class_weights)
-            _check(errors, ok, f"class_weights are >= 0, one > 0, not {self.class_weights!r}")
+        ok = self.halo is None or _is_int(self.halo, 0)
+        _check(errors, ok, f"halo is null or an integer >= 0, not {self.halo!r}")
+        for name in ("class_weights", "focus"):
+            values = getattr(self, name)
+            if values is not None:
+                ok = all(_is_number(v) and v >= 0 for v in values) and any(v > 0 for v in values)
+                _check(errors, ok, f"{name} are >= 0, one > 0, not {values!r}")
         if not errors:
             ok = self.warmup_steps <= self.steps
             _check(

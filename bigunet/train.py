@@ -1,0 +1,569 @@
+"""The training loop: tiles drawn from an image, or the whole image in every step.
+
+A run lives in a folder: `run.json` (what is trained on what), `history.jsonl` (a line a step),
+`checkpoints/` and, at the end, `weights.safetensors`. Started again with the same arguments it
+goes on where it was stopped; on CPU, with the same number of ranks, bit for bit.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import nn
+
+from bigunet import ranks as ranks_of
+from bigunet.checkpoint import (
+    Weights,
+    check_spec,
+    latest_state,
+    save_state,
+    save_weights,
+    write_atomically,
+)
+from bigunet.errors import CheckpointError, OutputError, SpecError, fail
+from bigunet.losses import Objective
+from bigunet.metrics import Confusion
+from bigunet.model import UNet
+from bigunet.progress import Progress
+from bigunet.ranks import Ranks
+from bigunet.sample_parallel import check_exact, step, tile_logits
+from bigunet.sampling import Sampler
+from bigunet.scenes import Normalise, ScenePair, normalisation
+from bigunet.spec import Precision, TrainSpec, UNetSpec
+from bigunet.tile_reader import Sample, TileReader
+from bigunet.tiles import tile_image
+
+__all__ = ["Fitted", "calibrate_norm", "evaluate", "fit", "freeze_norm", "learning_rate"]
+
+_CALIBRATION_STREAM = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A finished run. `loss` is the last step's, `seconds` those of all its parts.
+
+    `model` carries the averaged weights where `TrainSpec.average` asks for them.
+    """
+
+    model: UNet
+    folder: Path
+    weights: Path
+    loss: float
+    seconds: float
+    normalise: Normalise
+    scores: xr.Dataset | None = None
+
+
+def learning_rate(train: TrainSpec, step: int) -> float:
+    """Rate of step 0, 1, ...: a linear rise over `warmup_steps`, then half a cosine."""
+    peak, warm = train.learning_rate, train.warmup_steps
+    if step < warm:
+        return peak * (step + 1) / warm
+    way = (step - warm) / max(1, train.steps - 1 - warm)
+    return peak * (train.final_rate + (1 - train.final_rate) * (1 + math.cos(math.pi * way)) / 2)
+
+
+def freeze_norm(model: nn.Module) -> None:
+    """Make batch norms use their running statistics as they are, which keeps tiles exact."""
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.eval()
+
+
+@torch.no_grad()
+def calibrate_norm(
+    model: UNet,
+    reader: TileReader,
+    samples: Sequence[Sample],
+    *,
+    precision: Precision = "fp32",
+    ranks: Ranks | None = None,
+) -> None:
+    """Set batch norm's running statistics to the mean over `samples`, then freeze them.
+
+    Layers are calibrated together, each seeing the statistics of the tile at hand below it, as
+    `torch.optim.swa_utils.update_bn` does. Every rank ends with the same statistics.
+    """
+    ranks = ranks_of.current() if ranks is None else ranks
+    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
+    if not norms:
+        return
+    sums = [torch.zeros(2, m.num_features, dtype=torch.float64) for m in norms]
+    momenta = [m.momentum for m in norms]
+    for norm in norms:
+        norm.train()
+        norm.momentum = 1.0  # the running values are then those of the last pass
+    for sample in samples[ranks.rank :: ranks.size]:
+        pixels = torch.from_numpy(reader.pixels(sample))[None]
+        tile_logits(model, pixels, sample.tile, precision)
+        for total, norm in zip(sums, norms, strict=True):
+            total += torch.stack((norm.running_mean, norm.running_var)).double().cpu()
+    ranks.sum_all_(sums)
+    for total, norm, momentum in zip(sums, norms, momenta, strict=True):
+        mean, variance = total / len(samples)
+        norm.running_mean.copy_(mean)
+        norm.running_var.copy_(variance)
+        norm.momentum = momentum
+    freeze_norm(model)
+
+
+@torch.no_grad()
+def evaluate(
+    model: UNet,
+    reader: TileReader,
+    *,
+    tile: int = 512,
+    precision: Precision = "fp32",
+    names: Sequence[str] | None = None,
+    leave_out: Sequence[int | str] = (),
+    ranks: Ranks | None = None,
+) -> xr.Dataset:
+    """Scores of the model's labels over all labelled pixels, see `bigunet.metrics.Confusion`.
+
+    Exact tiles, dealt to the ranks in turn; tiles without a labelled pixel are passed over.
+    """
+    ranks = ranks_of.current() if ranks is None else ranks
+    spec = model.spec
+    training = {m: m.training for m in model.modules()}
+    model.eval()
+    side = max(spec.stride, tile // spec.stride * spec.stride)
+    height, width = (min(side, size // spec.stride * spec.stride) for size in reader.shape)
+    confusion = Confusion(spec.classes, reader.ignore)
+    tiles = tile_image(reader.shape, (height, width), spec)
+    for one in tiles[ranks.rank :: ranks.size]:
+        truth = reader.truth(Sample(one))
+        if (truth != reader.ignore).any():
+            pixels = torch.from_numpy(reader.pixels(Sample(one)))[None]
+            logits = tile_logits(model, pixels, one, precision)
+            confusion.add(logits[0].argmax(0).cpu().numpy(), truth)
+    ranks.sum_(confusion.matrix)
+    for module, was in training.items():
+        module.training = was
+    return confusion.table(names, leave_out=leave_out)
+
+
+def fit(
+    spec: UNetSpec,
+    pair: ScenePair,
+    train: TrainSpec,
+    *,
+    out: str | Path,
+    val: ScenePair | None = None,
+    mode: Literal["tiles", "whole"] = "tiles",
+    exact: bool | None = None,
+    normalise: Normalise | None = None,
+    start: Weights | None = None,
+    resume: bool = True,
+    save_every: int = 100,
+    validate_every: int | None = None,
+    leave_out: Sequence[int | str] = (),
+    card: dict[str, Any] | None = None,
+    cache_bytes: int = 2**28,
+    progress: bool = True,
+) -> Fitted:
+    """Train a network of `spec` on an image and its labels; on all ranks that `torchrun` started.
+
+    Parameters
+    ----------
+    out : folder of the run. What is in it decides where to go on.
+    val : image and labels to score, every `validate_every` steps and at the end.
+    mode : "tiles": each step draws `train.batch` tiles; "whole": each step is the whole image,
+        in tiles of `train.tile`.
+    exact : True refuses whatever makes a tile differ from the whole image; False admits it;
+        None: True for mode "whole", else False.
+    normalise : by default mean and deviation of the image's bands.
+    start : weights to start from instead of random ones.
+    resume : False refuses a folder with checkpoints.
+    save_every : steps between checkpoints.
+    leave_out : classes that `mean_iou_kept` leaves out, such as "water".
+    card : added to the weights' model card.
+    cache_bytes : an image, or labels, of at most this size are held in memory on every rank.
+
+    A first Ctrl-C or SIGTERM ends the step at hand, writes a checkpoint and raises
+    KeyboardInterrupt; a second one stops at once.
+
+    Raises
+    ------
+    SpecError, ShapeError, SceneError, ExactnessError : see `exact_step`, before anything is
+    written. CheckpointError : `out` belongs to another run. OutputError : it cannot be written.
+    """
+    with ranks_of.init() as ranks:
+        run = _Run(spec, pair, train, Path(out), ranks, mode, exact, normalise, cache_bytes)
+        run.open(start, resume)
+        with (
+            Progress(train.steps, "train", done=run.done, shown=progress and ranks.first) as bar,
+            _stop_signals() as stop,
+        ):
+            while run.done < train.steps:
+                row = run.advance()
+                bar.update(loss=row["loss"], rate=row["rate"])
+                stopped = ranks.any(stop.is_set())
+                due = validate_every and run.done % validate_every == 0
+                if val is not None and due and run.done < train.steps:
+                    run.validate(val, leave_out)
+                if stopped or run.done % save_every == 0 or run.done == train.steps:
+                    run.save()
+                if stopped and run.done < train.steps:
+                    raise KeyboardInterrupt(f"stopped after step {run.done}; run again to go on")
+        scores = None if val is None else run.validate(val, leave_out)
+        return run.finish(scores, card or {})
+
+
+class _Run:
+    """What a run carries from step to step."""
+
+    def __init__(
+        self,
+        spec: UNetSpec,
+        pair: ScenePair,
+        train: TrainSpec,
+        folder: Path,
+        ranks: Ranks,
+        mode: str,
+        exact: bool | None,
+        normalise: Normalise | None,
+        cache_bytes: int,
+    ) -> None:
+        self.spec, self.train, self.folder, self.ranks = spec, train, folder, ranks
+        self.names = list(pair.classes.names) if pair.classes else None
+        self.classes = pair.classes
+        if self.names is not None and len(self.names) != spec.classes:
+            fail(
+                SpecError,
+                rule=f"the network has one output for each of the {len(self.names)} classes",
+                got=f"classes={spec.classes}",
+                remedy=f"Set classes={len(self.names)}.",
+            )
+        self.cache_bytes = cache_bytes
+        self.whole = mode == "whole"
+        self.exact = self.whole if exact is None else exact
+        reader = TileReader.of(spec, pair.image, pair.labels, ignore=pair.ignore)
+        self.normalise = normalisation(pair.image) if normalise is None else normalise
+        self.reader = self._reader(pair)
+        del reader
+        self.objective = Objective(
+            spec.classes, train.loss, train.class_weights, train.label_smoothing, pair.ignore
+        )
+        self.sampler = Sampler.of(spec, train, self.reader, whole=self.whole)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(train.seed)
+            self.model = UNet(spec).to(ranks.device, memory_format=torch.channels_last)
+        self.model.train()
+        if train.freeze_norm:
+            freeze_norm(self.model)
+        if self.exact:
+            check_exact(self.model)
+        # In bf16 the network that runs is a copy; the optimiser moves fp32 weights.
+        self.worker = (
+            copy.deepcopy(self.model).bfloat16() if train.precision == "bf16" else self.model
+        )
+        self.optimiser = _optimiser(self.model, train)
+        self.average: dict[str, torch.Tensor] | None = None
+        self.done, self.seconds, self.loss = 0, 0.0, math.nan
+
+    def _reader(self, pair: ScenePair) -> TileReader:
+        reader = TileReader.of(
+            self.spec, pair.image, pair.labels, normalise=self.normalise, ignore=pair.ignore
+        )
+        return reader.cached(self.cache_bytes)
+
+    # The folder --------------------------------------------------------------------------------
+
+    def open(self, start: Weights | None, resume: bool) -> None:
+        """Check the folder and take up its newest checkpoint, or begin."""
+        about = {
+            "spec": self.spec.to_dict(),
+            "train": self.train.to_dict(),
+            "data": {
+                "shape": list(self.reader.shape),
+                "classes": self.names,
+                "mode": "whole" if self.whole else "tiles",
+                "normalise": self.normalise.to_dict(),
+                "start": None if start is None else start.sha256,
+            },
+        }
+        about = json.loads(json.dumps(about))
+        state = latest_state(self.folder / "checkpoints")
+        if state is not None and not resume:
+            fail(
+                OutputError,
+                rule="without resume, the output folder holds no run",
+                got=f"{self.folder} with a checkpoint of step {state['step']}",
+                remedy="Choose another folder, or resume.",
+            )
+        if state is not None:
+            stored = json.loads(state["about"])
+            for part in ("spec", "train", "data"):
+                check_spec(about[part], stored[part], f"the checkpoints in {self.folder}")
+        elif (self.folder / "weights.safetensors").exists():
+            fail(
+                OutputError,
+                rule="an output folder is empty or holds checkpoints of this run",
+                got=f"{self.folder} with finished weights and no checkpoint",
+                remedy="Choose another folder.",
+            )
+        self.about = json.dumps(about)
+        self.ranks.wait()
+        if state is None:
+            self._begin(start)
+        else:
+            self._take_up(state)
+        if self.ranks.first:
+            text = json.dumps({**about, "exact": self.exact}, indent=1)
+            write_atomically(self.folder / "run.json", lambda path: _write_text(path, text))
+            self._trim_history()
+        self._copy_weights()
+        self.ranks.wait()
+
+    def _begin(self, start: Weights | None) -> None:
+        if start is not None:
+            check_spec(self.spec.to_dict(), start.spec.to_dict(), "the weights to start from")
+            self.model.load_state_dict(start.model.state_dict())
+        elif self.train.freeze_norm:
+            draws = [self.sampler.draw(i, stream=_CALIBRATION_STREAM) for i in range(32)]
+            samples = [sample for draw in draws for sample in draw][:32]
+            calibrate_norm(self.model, self.reader, samples, ranks=self.ranks)
+        if self.train.average:
+            self.average = {n: t.clone() for n, t in self._floats()}
+
+    def _take_up(self, state: dict[str, Any]) -> None:
+        steps = torch.tensor([state["step"], -state["step"]])
+        if self.ranks.size > 1 and bool(
+            self.ranks.sum_(steps.clone())[0] != self.ranks.size * steps[0]
+        ):
+            fail(
+                CheckpointError,
+                rule="all ranks read the same checkpoint",
+                got=f"step {state['step']} on rank {self.ranks.rank}",
+                remedy="Put the run's folder where every rank sees it.",
+            )
+        self.model.load_state_dict(state["model"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        if state["average"] is not None:
+            self.average = {n: t.to(self.ranks.device) for n, t in state["average"].items()}
+        self.done, self.seconds, self.loss = state["step"], state["seconds"], state["loss"]
+
+    def save(self) -> None:
+        """Write a checkpoint; all ranks wait until it is on the disk."""
+        if self.ranks.first:
+            state = {
+                "about": self.about,
+                "model": self.model.state_dict(),
+                "optimiser": self.optimiser.state_dict(),
+                "average": self.average,
+                "seconds": self.seconds,
+                "loss": self.loss,
+            }
+            save_state(self.folder / "checkpoints", self.done, state)
+        self.ranks.wait()
+
+    def finish(self, scores: xr.Dataset | None, card: dict[str, Any]) -> Fitted:
+        """Write the weights."""
+        model = self._averaged()
+        path = self.folder / "weights.safetensors"
+        if self.ranks.first:
+            made = {
+                **card,
+                "steps": self.done,
+                "seconds": round(self.seconds, 1),
+                "seed": self.train.seed,
+                "ranks": self.ranks.size,
+                "torch": torch.__version__,
+                "train": self.train.to_dict(),
+                "scores": {} if scores is None else _plain(scores),
+            }
+            save_weights(path, model, normalise=self.normalise, classes=self.classes, card=made)
+        self.ranks.wait()
+        return Fitted(model, self.folder, path, self.loss, self.seconds, self.normalise, scores)
+
+    # One step ----------------------------------------------------------------------------------
+
+    def advance(self) -> dict[str, float]:
+        """One optimiser step; returns its line of the history."""
+        began = time.perf_counter()
+        train = self.train
+        if self.spec.dropout:
+            seed = np.random.SeedSequence([train.seed, 2, self.done, self.ranks.rank])
+            torch.manual_seed(int(seed.generate_state(1)[0]))
+        result = step(
+            self.worker,
+            self.reader,
+            self.sampler.draw(self.done),
+            self.objective,
+            precision=train.precision,
+            recompute=train.recompute,
+            batch=train.batch,
+            ranks=self.ranks,
+            exact=self.exact,
+            into=self.model,
+        )
+        if not math.isfinite(result.loss):
+            fail(
+                SpecError,
+                rule="the loss stays finite",
+                got=f"{result.loss} in step {self.done}",
+                remedy="Lower learning_rate, set clip_norm, or look for bad pixels; "
+                "the last checkpoint is whole.",
+            )
+        parameters = list(self.model.parameters())
+        norm = nn.utils.clip_grad_norm_(parameters, train.clip_norm or math.inf)
+        rate = learning_rate(train, self.done)
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+        self.optimiser.step()
+        self._share_statistics()
+        self._copy_weights()
+        self._update_average()
+        self.done += 1
+        self.loss = result.loss
+        self.seconds += time.perf_counter() - began
+        row = {
+            "step": self.done,
+            "loss": result.loss,
+            "rate": rate,
+            "gradient_norm": float(norm),
+            "pixels": result.pixels,
+            "seconds": round(self.seconds, 3),
+        }
+        self._log(row)
+        return row
+
+    def validate(self, val: ScenePair, leave_out: Sequence[int | str]) -> xr.Dataset:
+        """Scores of the averaged weights, noted in the history."""
+        scores = evaluate(
+            self._averaged(),
+            self._reader(val),
+            precision="fp32" if self.train.precision == "fp32" else "bf16-autocast",
+            names=self.names,
+            leave_out=leave_out,
+            ranks=self.ranks,
+        )
+        self._log({"step": self.done, **_plain(scores)})
+        return scores
+
+    def _floats(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in self.model.state_dict().items():
+            if tensor.is_floating_point():
+                yield name, tensor
+
+    def _update_average(self) -> None:
+        if self.average is not None:
+            # Young averages forget faster, so that they do not drag the random start along.
+            decay = min(self.train.average, (1 + self.done) / (10 + self.done))
+            for name, tensor in self._floats():
+                self.average[name].lerp_(tensor, 1 - decay)
+
+    def _averaged(self) -> UNet:
+        model = copy.deepcopy(self.model)
+        if self.average is not None:
+            model.load_state_dict({**model.state_dict(), **self.average})
+        return model.eval()
+
+    def _share_statistics(self) -> None:
+        # Batch norm that still learns has seen other tiles on each rank.
+        buffers = [b for b in self.worker.buffers() if b.is_floating_point()]
+        if self.ranks.size > 1 and not self.train.freeze_norm and buffers:
+            self.ranks.sum_all_(buffers)
+            for buffer in buffers:
+                buffer /= self.ranks.size
+
+    @torch.no_grad()
+    def _copy_weights(self) -> None:
+        if self.worker is not self.model:
+            for mine, theirs in zip(self.worker.parameters(), self.model.parameters(), strict=True):
+                mine.copy_(theirs)
+            pairs = zip(self.worker.buffers(), self.model.buffers(), strict=True)
+            for mine, theirs in pairs:
+                if self.train.freeze_norm or not self.done:
+                    mine.copy_(theirs)
+                else:
+                    theirs.copy_(mine)
+
+    # History -----------------------------------------------------------------------------------
+
+    def _log(self, row: dict[str, Any]) -> None:
+        if self.ranks.first:
+            with (self.folder / "history.jsonl").open("a") as file:
+                file.write(json.dumps(row) + "\n")
+
+    def _trim_history(self) -> None:
+        """Drop lines of steps that will be done again, and a last line cut short by a crash."""
+        path = self.folder / "history.jsonl"
+        if not path.exists():
+            return
+        kept = []
+        for line in path.read_text().splitlines():
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError:
+                break
+            if row["step"] <= self.done:
+                kept.append(line + "\n")
+        write_atomically(path, lambda temporary: _write_text(temporary, "".join(kept)))
+
+
+def _optimiser(model: nn.Module, train: TrainSpec) -> torch.optim.Optimizer:
+    """The optimiser; weight decay spares biases and norms, whose size means something else."""
+    parameters = list(model.parameters())
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": train.weight_decay},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    match train.optimiser:
+        case "adamw":
+            return torch.optim.AdamW(groups, train.learning_rate, (0.9, train.beta2), fused=True)
+        case "adam":
+            return torch.optim.Adam(groups, train.learning_rate, (0.9, train.beta2), fused=True)
+        case "momentum":
+            return torch.optim.SGD(groups, train.learning_rate, momentum=train.momentum)
+        case _:
+            return torch.optim.SGD(groups, train.learning_rate)
+
+
+@contextmanager
+def _stop_signals() -> Iterator[threading.Event]:
+    """An event that the first SIGINT or SIGTERM sets; the second acts as it did before."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop  # signals reach the main thread only; whoever runs us there handles them
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in numbers}
+
+    def handle(number: int, frame: object) -> None:
+        stop.set()
+        signal.signal(number, before[signal.Signals(number)])
+
+    for number in numbers:
+        signal.signal(number, handle)
+    try:
+        yield stop
+    finally:
+        for number in numbers:
+            signal.signal(number, before[number])
+
+
+def _plain(scores: xr.Dataset) -> dict[str, Any]:
+    """Scores for JSON, null for a class that does not occur."""
+    names = [n for n in ("mean_iou", "mean_iou_kept", "accuracy") if n in scores]
+    values = {n: round(float(scores[n]), 6) for n in names}
+    ious = zip(scores["class"].values.tolist(), scores["iou"].values.tolist(), strict=True)
+    return {**values, "iou": {n: None if math.isnan(v) else round(v, 6) for n, v in ious}}
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text)

@@ -72,7 +72,7 @@ class Reader:
                 SceneError,
                 rule="every window of a scene must be readable",
                 got=f"rows {y0}:{y1}, columns {x0}:{x1}, bands {list(bands)} of {self.path}: "
-                f"{type(error).__name__}: {error}",
+                f"{type(error).__name__}: {str(error).rstrip('.')}",
                 remedy="The file is damaged or incomplete: fetch or write it again",
             )
 
@@ -154,7 +154,8 @@ class Selection(Reader):
     def _read(self, bands: Sequence[int], y0: int, y1: int, x0: int, x1: int) -> Array:
         dy, dx = self._y0, self._x0
         chosen = [self._bands[b] for b in bands]
-        return self._inner._read(chosen, y0 + dy, y1 + dy, x0 + dx, x1 + dx)
+        # `read`, so that an error names the file's own rows and bands.
+        return self._inner.read(chosen, y0 + dy, y1 + dy, x0 + dx, x1 + dx)
 
 
 class NpyReader(Reader):

@@ -17,6 +17,7 @@ from rasterio.windows import Window
 from tqdm.auto import tqdm
 
 from ..errors import OutputError, fail
+from .formats import GDAL_CACHE_BYTES
 from .open import read_block, read_labels
 from .pairs import ScenePair, iter_blocks
 
@@ -106,6 +107,7 @@ def _write_zarr(scene: ScenePair, path: Path, block: int, progress: bool) -> Non
 def _write_geotiff(scene: ScenePair, path: Path, block: int, progress: bool) -> None:
     path.mkdir()
     with (
+        rasterio.Env(GDAL_CACHEMAX=GDAL_CACHE_BYTES),
         warnings.catch_warnings(action="ignore", category=NotGeoreferencedWarning),
         _create(path / "image.tif", scene.image) as image,
         _create(path / "labels.tif", scene.labels) as labels,

@@ -1,0 +1,7 @@
+"""Explorers and plots for notebooks. Torch-free: what was measured reaches them as arguments."""
+
+from bigunet.views.halo import HaloExplorer, HaloState
+from bigunet.views.kit import Explorer
+from bigunet.views.setup import setup
+
+__all__ = ["Explorer", "HaloExplorer", "HaloState", "setup"]

@@ -1,0 +1,419 @@
+"""HoloViews elements as a still picture: SVG for a page without Bokeh, PNG for a saved notebook.
+
+A plot is first lowered to a few primitives in screen pixels (`lower`), which two short writers
+turn into SVG or, by Pillow, into PNG. Only the elements that this package's views use are known;
+others raise `TypeError`. It takes about 10 ms, where a full plotting backend takes 200.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import holoviews as hv
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from bigunet.views.colours import LIGHT, TEXT, rgb
+
+__all__ = ["Drawing", "lower", "nice_ticks", "to_png", "to_svg"]
+
+# Room for the axes' numbers and names around the frame: left, right, top, bottom.
+_MARGINS = (74, 16, 30, 46)
+_FRAME = (420, 320)
+
+
+class Path(NamedTuple):
+    """A line or, with `fill`, a polygon."""
+
+    points: list[tuple[float, float]]
+    stroke: str | None
+    fill: str | None
+    width: float = 1.0
+    dashed: bool = False
+    opacity: float = 1.0
+
+
+class Text(NamedTuple):
+    x: float
+    y: float
+    text: str
+    colour: str = TEXT
+    size: float = 11.0
+    anchor: str = "middle"  # start | middle | end
+    turned: bool = False
+
+
+class Picture(NamedTuple):
+    """Pixels (rows, columns, 4) uint8 in the box x, y, width, height."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    rgba: np.ndarray
+
+
+class Drawing(NamedTuple):
+    """Primitives on a canvas of width x height; those in `inner` are cut at `frame`."""
+
+    width: int
+    height: int
+    frame: tuple[float, float, float, float]
+    inner: list[Path | Text | Picture]
+    outer: list[Path | Text]
+
+
+def nice_ticks(low: float, high: float, count: int = 6) -> list[float]:
+    """About `count` round numbers between `low` and `high`."""
+    span = high - low
+    if not (math.isfinite(span) and span > 0):
+        return [low]
+    raw = span / count
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(power * m for m in (1, 2, 5, 10) if power * m >= raw * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    return [i * step for i in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def _leaves(plot: Any) -> list[Any]:
+    if isinstance(plot, hv.DynamicMap):
+        plot = plot[()] if not plot.kdims else plot.last
+    if isinstance(plot, hv.Overlay):
+        return [leaf for part in plot for leaf in _leaves(part)]
+    return [plot]
+
+
+def _options(element: Any, group: str) -> dict[str, Any]:
+    return dict(hv.Store.lookup_options("bokeh", element, group).kwargs)
+
+
+def _column(element: Any, value: Any, count: int) -> list[Any]:
+    """An option's value for each item: a column's name, a `hv.dim`, or one value for all."""
+    if isinstance(value, str) and value in [d.name for d in element.vdims]:
+        return list(element.dimension_values(value))
+    if isinstance(value, hv.dim):
+        return list(value.apply(element))
+    return [value] * count
+
+
+class _Axes:
+    """Data to screen."""
+
+    def __init__(
+        self, x: tuple[float, float], y: tuple[float, float], frame: tuple[float, ...], flip: bool
+    ) -> None:
+        self.x0, self.x1 = x
+        self.y0, self.y1 = y
+        self.left, self.top, self.width, self.height = frame
+        self.flip = flip
+
+    def x(self, value: float) -> float:
+        return self.left + (value - self.x0) / (self.x1 - self.x0) * self.width
+
+    def y(self, value: float) -> float:
+        share = (value - self.y0) / (self.y1 - self.y0)
+        return self.top + (share if self.flip else 1 - share) * self.height
+
+
+def _extent(leaves: Sequence[Any], limits: Any, dim: int, padding: float) -> tuple[float, float]:
+    if limits is not None and limits[0] is not None:
+        return float(limits[0]), float(limits[1])
+    lows, highs = [], []
+    for leaf in leaves:
+        if not len(leaf):
+            continue
+        bounds = (
+            leaf.bounds.lbrt()
+            if isinstance(leaf, hv.Image | hv.RGB)
+            else (leaf.range(0)[0], leaf.range(1)[0], leaf.range(0)[1], leaf.range(1)[1])
+        )
+        if isinstance(leaf, hv.Rectangles | hv.Segments):
+            ends = [np.asarray(leaf.dimension_values(i), float) for i in (dim, dim + 2)]
+            bounds = [0, 0, 0, 0]
+            bounds[dim], bounds[dim + 2] = np.minimum(*ends).min(), np.maximum(*ends).max()
+        if bounds[dim] is not None and math.isfinite(bounds[dim]):
+            lows.append(float(bounds[dim]))
+            highs.append(float(bounds[dim + 2]))
+    if not lows:
+        return 0.0, 1.0
+    low, high = min(lows), max(highs)
+    if low == high:
+        low, high = low - 0.5, high + 0.5
+    pad = (high - low) * padding
+    return low - pad, high + pad
+
+
+def _rectangles(element: Any, axes: _Axes) -> Iterable[Path]:
+    style = _options(element, "style")
+    count = len(element)
+    x0, y0, x1, y1 = (element.dimension_values(i) for i in range(4))
+    fill = _column(element, style.get("fill_color", style.get("color", LIGHT)), count)
+    line = _column(element, style.get("line_color", TEXT), count)
+    alpha = _column(element, style.get("fill_alpha", style.get("alpha", 1.0)), count)
+    dashed = style.get("line_dash", "solid") != "solid"
+    width = float(style.get("line_width", 1.0))
+    for i in range(count):
+        left, right = sorted((axes.x(x0[i]), axes.x(x1[i])))
+        top, bottom = sorted((axes.y(y0[i]), axes.y(y1[i])))
+        corners = [(left, top), (right, top), (right, bottom), (left, bottom)]
+        if alpha[i]:
+            yield Path(corners, None, fill[i], 0, False, float(alpha[i]))
+        if line[i] and line[i] != "transparent":
+            yield Path([*corners, corners[0]], line[i], None, width, dashed)
+
+
+def _segments(element: Any, axes: _Axes) -> Iterable[Path]:
+    style = _options(element, "style")
+    ends = [element.dimension_values(i) for i in range(4)]
+    colour = _column(element, style.get("color", TEXT), len(element))
+    dashed = style.get("line_dash", "solid") != "solid"
+    width, alpha = float(style.get("line_width", 1.0)), float(style.get("alpha", 1.0))
+    for x0, y0, x1, y1, shade in zip(*ends, colour, strict=True):
+        points = [(axes.x(x0), axes.y(y0)), (axes.x(x1), axes.y(y1))]
+        yield Path(points, shade, None, width, dashed, alpha)
+
+
+def _curve(element: Any, axes: _Axes) -> Iterable[Path]:
+    style = _options(element, "style")
+    values = zip(element.dimension_values(0), element.dimension_values(1), strict=True)
+    points = [(axes.x(x), axes.y(y)) for x, y in values if math.isfinite(x) and math.isfinite(y)]
+    dashed = style.get("line_dash", "solid") != "solid"
+    colour = style.get("color", TEXT)
+    yield Path(points, colour, None, float(style.get("line_width", 1.5)), dashed)
+
+
+def _points(element: Any, axes: _Axes) -> Iterable[Path]:
+    style = _options(element, "style")
+    radius = float(style.get("size", 6)) / 2
+    colour = _column(element, style.get("color", TEXT), len(element))
+    values = zip(element.dimension_values(0), element.dimension_values(1), colour, strict=True)
+    for x, y, shade in values:
+        angles = np.linspace(0, 2 * math.pi, 13)[:-1]
+        ring = [
+            (axes.x(x) + radius * math.cos(a), axes.y(y) + radius * math.sin(a)) for a in angles
+        ]
+        yield Path(ring, None, shade)
+
+
+def _labels(element: Any, axes: _Axes) -> Iterable[Text]:
+    style = _options(element, "style")
+    anchor = {"left": "start", "center": "middle", "right": "end"}[
+        style.get("text_align", "center")
+    ]
+    shift = {"top": 0.8, "middle": 0.35, "bottom": -0.3}[style.get("text_baseline", "middle")]
+    size = float(str(style.get("text_font_size", "11px")).removesuffix("px").removesuffix("pt"))
+    dx, dy = float(style.get("x_offset", 0)), float(style.get("y_offset", 0))
+    colour = _column(element, style.get("text_color", TEXT), len(element))
+    values = [element.dimension_values(i) for i in range(3)]
+    for x, y, text, shade in zip(*values, colour, strict=True):
+        left, top = axes.x(x) + dx, axes.y(y) + dy + shift * size
+        yield Text(left, top, str(text), shade, size, anchor)
+
+
+def _image(element: Any, axes: _Axes) -> Iterable[Picture]:
+    left, bottom, right, top = element.bounds.lbrt()
+    bands = [element.dimension_values(i, flat=False) for i in range(2, 2 + len(element.vdims))]
+    if len(bands) < 3:
+        raise TypeError("a still picture knows hv.RGB; turn an hv.Image into one")
+    rgba = np.stack(bands[:4], axis=-1)
+    if rgba.dtype.kind == "f":
+        rgba = np.clip(rgba * 255, 0, 255)
+    rgba = rgba.astype(np.uint8)
+    if rgba.shape[-1] == 3:
+        rgba = np.concatenate([rgba, np.full_like(rgba[..., :1], 255)], axis=-1)
+    x0, x1 = axes.x(left), axes.x(right)
+    y0, y1 = sorted((axes.y(bottom), axes.y(top)))
+    # `dimension_values` has the lowest y first, which is the upper row on a flipped axis.
+    style = _options(element, "style")
+    if (alpha := float(style.get("alpha", 1.0))) < 1:
+        rgba = rgba.copy()
+        rgba[..., 3] = (rgba[..., 3] * alpha).astype(np.uint8)
+    yield Picture(x0, y0, x1 - x0, y1 - y0, rgba if axes.flip else rgba[::-1])
+
+
+_LOWERERS: list[tuple[type | tuple[type, ...], Callable[[Any, _Axes], Iterable[Any]]]] = [
+    (hv.Rectangles, _rectangles),
+    (hv.Segments, _segments),
+    (hv.Labels, _labels),
+    (hv.RGB, _image),
+    (hv.Curve, _curve),
+    ((hv.Scatter, hv.Points), _points),
+]
+
+
+def lower(plot: Any) -> Drawing:
+    """The primitives of one element or overlay.
+
+    Raises
+    ------
+    TypeError : for an element that is not known here.
+    """
+    leaves = _leaves(plot)
+    options: dict[str, Any] = {}
+    for element in (*leaves, plot):
+        options |= _options(element, "plot")
+    left, right, top, bottom = _MARGINS
+    width = int(options.get("frame_width") or _FRAME[0])
+    height = int(options.get("frame_height") or _FRAME[1])
+    padding = options.get("padding", 0.0)
+    padding = float(padding if isinstance(padding, int | float) else padding[0])
+    xlim = _extent(leaves, options.get("xlim"), 0, padding)
+    ylim = _extent(leaves, options.get("ylim"), 1, padding)
+    if options.get("data_aspect"):
+        # One data unit is as long down as across: widen the shorter side's range.
+        scale = max((xlim[1] - xlim[0]) / width, (ylim[1] - ylim[0]) / height)
+        xlim, ylim = (
+            (sum(lim) / 2 - scale * size / 2, sum(lim) / 2 + scale * size / 2)
+            for lim, size in ((xlim, width), (ylim, height))
+        )
+    frame = (float(left), float(top), float(width), float(height))
+    axes = _Axes(xlim, ylim, frame, bool(options.get("invert_yaxis")))
+    inner: list[Path | Text | Picture] = []
+    for leaf in leaves:
+        lowerer = next((make for kind, make in _LOWERERS if isinstance(leaf, kind)), None)
+        if lowerer is None:
+            raise TypeError(f"no still picture of {type(leaf).__name__} is known")
+        if len(leaf):
+            inner.extend(lowerer(leaf, axes))
+    outer = _decorations(options, axes, xlim, ylim)
+    return Drawing(width + left + right, height + top + bottom, frame, inner, outer)
+
+
+def _ticks(given: Any, limits: tuple[float, float]) -> list[tuple[float, str]]:
+    if isinstance(given, list | tuple):
+        pairs = [t if isinstance(t, tuple) else (t, f"{t:g}") for t in given]
+        return [(float(at), str(text)) for at, text in pairs if limits[0] <= at <= limits[1]]
+    return [(at, f"{at:g}") for at in nice_ticks(*limits)]
+
+
+def _decorations(
+    options: dict[str, Any],
+    axes: _Axes,
+    xlim: tuple[float, float],
+    ylim: tuple[float, float],
+) -> list[Path | Text]:
+    left, top = axes.left, axes.top
+    right, bottom = left + axes.width, top + axes.height
+    box = [(left, top), (right, top), (right, bottom), (left, bottom), (left, top)]
+    outer: list[Path | Text] = [Path(box, "#888888", None)]
+    names = [options.get(f"{axis}label") or "" for axis in "xy"]
+    if options.get("xaxis", "bottom") is not None:
+        for at, text in _ticks(options.get("xticks"), xlim):
+            outer.append(Path([(axes.x(at), bottom), (axes.x(at), bottom + 4)], "#888888", None))
+            outer.append(Text(axes.x(at), bottom + 16, text))
+        outer.append(Text((left + right) / 2, bottom + 35, names[0], size=12))
+    if options.get("yaxis", "left") is not None:
+        for at, text in _ticks(options.get("yticks"), ylim):
+            outer.append(Path([(left - 4, axes.y(at)), (left, axes.y(at))], "#888888", None))
+            outer.append(Text(left - 8, axes.y(at) + 4, text, anchor="end"))
+        outer.append(Text(16, (top + bottom) / 2, names[1], size=12, turned=True))
+    title = options.get("title")
+    if title:
+        outer.append(Text(left, top - 10, str(title), size=13, anchor="start"))
+    return outer
+
+
+def _png_bytes(rgba: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(rgba, "RGBA").save(buffer, "PNG", compress_level=1)
+    return buffer.getvalue()
+
+
+def _svg_item(item: Path | Text | Picture) -> str:
+    if isinstance(item, Path):
+        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in item.points)
+        if item.fill:
+            return f'<polygon points="{points}" fill="{item.fill}" fill-opacity="{item.opacity}"/>'
+        dash = ' stroke-dasharray="5 4"' if item.dashed else ""
+        return (
+            f'<polyline points="{points}" fill="none" stroke="{item.stroke}" '
+            f'stroke-width="{item.width}" stroke-opacity="{item.opacity}"{dash}/>'
+        )
+    if isinstance(item, Text):
+        turn = f' transform="rotate(-90 {item.x:.1f} {item.y:.1f})"' if item.turned else ""
+        return (
+            f'<text x="{item.x:.1f}" y="{item.y:.1f}" font-size="{item.size}" '
+            f'fill="{item.colour}" text-anchor="{item.anchor}"{turn}>'
+            f"{html.escape(item.text)}</text>"
+        )
+    data = base64.b64encode(_png_bytes(item.rgba)).decode()
+    return (
+        f'<image x="{item.x:.1f}" y="{item.y:.1f}" width="{item.width:.1f}" '
+        f'height="{item.height:.1f}" preserveAspectRatio="none" '
+        f'style="image-rendering:pixelated" href="data:image/png;base64,{data}"/>'
+    )
+
+
+def to_svg(plot: Any, label: str = "") -> str:
+    """An `<svg>` element, with `label` as what a screen reader says of it."""
+    drawing = lower(plot)
+    left, top, width, height = drawing.frame
+    clip = f"c{abs(hash((drawing.width, drawing.height, width, height)))}"
+    inner = "".join(map(_svg_item, drawing.inner))
+    outer = "".join(map(_svg_item, drawing.outer))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{html.escape(label)}" '
+        f'width="{drawing.width}" height="{drawing.height}" '
+        f'viewBox="0 0 {drawing.width} {drawing.height}" '
+        'font-family="Helvetica,Arial,sans-serif" style="background:#fff">'
+        f'<clipPath id="{clip}"><rect x="{left}" y="{top}" width="{width}" height="{height}"/>'
+        f'</clipPath><g clip-path="url(#{clip})">{inner}</g>{outer}</svg>'
+    )
+
+
+def _paint(canvas: Image.Image, items: Iterable[Path | Text | Picture]) -> None:
+    pen = ImageDraw.Draw(canvas, "RGBA")
+    for item in items:
+        if isinstance(item, Picture):
+            if item.width >= 1 and item.height >= 1:
+                size = (round(item.width), round(item.height))
+                tile = Image.fromarray(item.rgba, "RGBA").resize(size, Image.Resampling.NEAREST)
+                canvas.paste(tile, (round(item.x), round(item.y)), tile)
+        elif isinstance(item, Text):
+            _paint_text(canvas, pen, item)
+        elif item.fill:
+            if len(item.points) > 2:
+                pen.polygon(item.points, fill=(*rgb(item.fill), round(255 * item.opacity)))
+        elif len(item.points) > 1 and item.stroke:
+            colour = (*rgb(item.stroke), round(255 * item.opacity))
+            pen.line(item.points, fill=colour, width=max(1, round(item.width)))
+
+
+def _paint_text(canvas: Image.Image, pen: ImageDraw.ImageDraw, item: Text) -> None:
+    font = ImageFont.load_default(item.size)
+    if not item.turned:
+        anchor = {"start": "ls", "middle": "ms", "end": "rs"}[item.anchor]
+        pen.text((item.x, item.y), item.text, fill=item.colour, font=font, anchor=anchor)
+        return
+    length = int(font.getlength(item.text)) + 2
+    strip = Image.new("RGBA", (length, int(item.size * 1.5)), (255, 255, 255, 0))
+    ImageDraw.Draw(strip).text((0, 0), item.text, fill=item.colour, font=font)
+    strip = strip.rotate(90, expand=True)
+    at = (max(0, round(item.x - item.size)), max(0, round(item.y - length / 2)))
+    canvas.paste(strip, at, strip)
+
+
+def to_png(plots: Sequence[Any]) -> bytes:
+    """One PNG of the plots, one below the other."""
+    drawings = [lower(plot) for plot in plots]
+    width = max(d.width for d in drawings)
+    whole = Image.new("RGB", (width, sum(d.height for d in drawings)), "white")
+    top = 0
+    for drawing in drawings:
+        canvas = Image.new("RGB", (drawing.width, drawing.height), "white")
+        _paint(canvas, drawing.inner)
+        frame_left, frame_top, frame_width, frame_height = (round(v) for v in drawing.frame)
+        box = (frame_left, frame_top, frame_left + frame_width, frame_top + frame_height)
+        clean = Image.new("RGB", canvas.size, "white")
+        clean.paste(canvas.crop(box), box[:2])
+        _paint(clean, drawing.outer)
+        whole.paste(clean, (0, top))
+        top += drawing.height
+    buffer = io.BytesIO()
+    whole.save(buffer, "PNG", optimize=True)
+    return buffer.getvalue()

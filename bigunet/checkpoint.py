@@ -125,8 +125,8 @@ def latest_state(folder: Path) -> dict[str, Any] | None:
         except CheckpointError as error:
             faults.append(error)
             continue
-        for error in faults:
-            warnings.warn(f"{error} Continuing from {path.name}.", stacklevel=2)
+        for fault in faults:
+            warnings.warn(f"{fault} Continuing from {path.name}.", stacklevel=2)
         return state
     if faults:
         raise faults[0]

@@ -13,7 +13,7 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 from bigunet.errors import SceneError, fail
 from bigunet.scenes import iter_blocks, read_labels
 
-__all__ = ["Confusion", "score"]
+__all__ = ["Confusion", "class_ids", "score"]
 
 
 class Confusion:
@@ -63,7 +63,7 @@ class Confusion:
         union = truth + predicted - hit
         with np.errstate(invalid="ignore"):
             iou = np.where(union > 0, hit / np.maximum(union, 1), np.nan)
-        ids = {_class_id(c, names) for c in leave_out}
+        ids = class_ids(leave_out, names)
         kept = np.array([i not in ids for i in range(self.num_classes)])
         pixels = int(matrix.sum())
         scalars = {
@@ -86,7 +86,7 @@ class Confusion:
         for name in ("truth_pixels", "predicted_pixels", "confusion", "pixels"):
             table[name].attrs["units"] = "pixels"
         if ids:
-            table["mean_iou_kept"].attrs["without"] = ", ".join(names[i] for i in sorted(ids))
+            table["mean_iou_kept"].attrs["without"] = ", ".join(names[i] for i in ids)
         return table
 
 
@@ -133,17 +133,27 @@ def score(
     return confusion.table(names, leave_out=leave_out)
 
 
-def _class_id(name: int | str, names: Sequence[str]) -> int:
-    if isinstance(name, int) and 0 <= name < len(names):
-        return name
-    if name not in names:
-        fail(
-            SceneError,
-            rule=f"classes are named {', '.join(names)}",
-            got=name,
-            remedy="Use one of these names, or an index.",
-        )
-    return list(names).index(str(name))
+def class_ids(classes: Sequence[int | str], names: Sequence[int | str]) -> tuple[int, ...]:
+    """Ids of classes given by id or by name, sorted.
+
+    Raises
+    ------
+    SceneError : for a class that is not in `names`.
+    """
+    ids = set()
+    for one in classes:
+        if one in names:
+            ids.add(list(names).index(one))
+        elif isinstance(one, int) and 0 <= one < len(names):
+            ids.add(one)
+        else:
+            fail(
+                SceneError,
+                rule=f"classes are {', '.join(str(name) for name in names)}",
+                got=one,
+                remedy="Use one of these, or an index from 0.",
+            )
+    return tuple(sorted(ids))
 
 
 def _mean(values: np.ndarray) -> float:

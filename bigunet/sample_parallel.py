@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from bigunet.errors import ExactnessError, SpecError, fail
+from bigunet.layers import LayerRow
 from bigunet.losses import Objective, Totals
 from bigunet.model import UNet, run_layers
 from bigunet.ranks import Ranks, current
@@ -245,8 +246,12 @@ def _recomputed(model: UNet, x: Tensor, tile: Tile) -> Tensor:
         gives = [row.name for row in rows if row.kind == "skip"]
 
         def block(
-            x: Tensor, *taken: Tensor, rows=rows, takes=takes, gives=gives
-        ) -> tuple[Tensor, ...]:  # type: ignore[no-untyped-def]
+            x: Tensor,
+            *taken: Tensor,
+            rows: Sequence[LayerRow] = rows,
+            takes: Sequence[str] = takes,
+            gives: Sequence[str] = gives,
+        ) -> tuple[Tensor, ...]:
             inner = dict(zip(takes, taken, strict=True))
             out = run_layers(rows, model.layers, x, inner, tile)
             return out, *(inner[name] for name in gives)

@@ -266,6 +266,8 @@ class TrainSpec(_Spec):
         of the normalised image.
     freeze_norm : batch norm uses its running statistics as they are, which keeps tiles exact;
         otherwise it learns them from the tiles it sees.
+    calibrate_bias : at the end, shift the last layer's biases so that the mean IoU over the
+        training labels is largest.
     clip_norm : bound on the gradient's global norm, or None.
     average : decay of the exponential average of the weights, 0 for none.
     seed : of everything random.
@@ -295,6 +297,7 @@ class TrainSpec(_Spec):
     augment: bool = True
     jitter: float = 0.0
     freeze_norm: bool = True
+    calibrate_bias: bool = False
     clip_norm: float | None = None
     average: float = 0.0
     seed: int = 0

@@ -25,6 +25,7 @@ import xarray as xr
 from torch import nn
 
 from bigunet import ranks as ranks_of
+from bigunet.calibrate import calibrate_bias, calibrate_norm, freeze_norm
 from bigunet.checkpoint import (
     Weights,
     check_spec,
@@ -34,19 +35,20 @@ from bigunet.checkpoint import (
     write_atomically,
 )
 from bigunet.errors import CheckpointError, OutputError, SpecError, fail
+from bigunet.evaluate import evaluate
 from bigunet.losses import Objective
-from bigunet.metrics import Confusion
+from bigunet.metrics import class_ids
 from bigunet.model import UNet
+from bigunet.optimisers import learning_rate, optimiser
 from bigunet.progress import Progress
 from bigunet.ranks import Ranks
-from bigunet.sample_parallel import check_exact, step, tile_logits
+from bigunet.sample_parallel import check_exact, step
 from bigunet.sampling import Sampler
 from bigunet.scenes import Normalise, ScenePair, normalisation
 from bigunet.spec import Precision, TrainSpec, UNetSpec
-from bigunet.tile_reader import Sample, TileReader
-from bigunet.tiles import tile_image
+from bigunet.tile_reader import TileReader
 
-__all__ = ["Fitted", "calibrate_norm", "evaluate", "fit", "freeze_norm", "learning_rate"]
+__all__ = ["Fitted", "fit"]
 
 _CALIBRATION_STREAM = 1
 
@@ -65,94 +67,6 @@ class Fitted:
     seconds: float
     normalise: Normalise
     scores: xr.Dataset | None = None
-
-
-def learning_rate(train: TrainSpec, step: int) -> float:
-    """Rate of step 0, 1, ...: a linear rise over `warmup_steps`, then half a cosine."""
-    peak, warm = train.learning_rate, train.warmup_steps
-    if step < warm:
-        return peak * (step + 1) / warm
-    way = (step - warm) / max(1, train.steps - 1 - warm)
-    return peak * (train.final_rate + (1 - train.final_rate) * (1 + math.cos(math.pi * way)) / 2)
-
-
-def freeze_norm(model: nn.Module) -> None:
-    """Make batch norms use their running statistics as they are, which keeps tiles exact."""
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.eval()
-
-
-@torch.no_grad()
-def calibrate_norm(
-    model: UNet,
-    reader: TileReader,
-    samples: Sequence[Sample],
-    *,
-    precision: Precision = "fp32",
-    ranks: Ranks | None = None,
-) -> None:
-    """Set batch norm's running statistics to the mean over `samples`, then freeze them.
-
-    Layers are calibrated together, each seeing the statistics of the tile at hand below it, as
-    `torch.optim.swa_utils.update_bn` does. Every rank ends with the same statistics.
-    """
-    ranks = ranks_of.current() if ranks is None else ranks
-    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
-    if not norms:
-        return
-    sums = [torch.zeros(2, m.num_features, dtype=torch.float64) for m in norms]
-    momenta = [m.momentum for m in norms]
-    for norm in norms:
-        norm.train()
-        norm.momentum = 1.0  # the running values are then those of the last pass
-    for sample in samples[ranks.rank :: ranks.size]:
-        pixels = torch.from_numpy(reader.pixels(sample))[None]
-        tile_logits(model, pixels, sample.tile, precision)
-        for total, norm in zip(sums, norms, strict=True):
-            total += torch.stack((norm.running_mean, norm.running_var)).double().cpu()
-    ranks.sum_all_(sums)
-    for total, norm, momentum in zip(sums, norms, momenta, strict=True):
-        mean, variance = total / len(samples)
-        norm.running_mean.copy_(mean)
-        norm.running_var.copy_(variance)
-        norm.momentum = momentum
-    freeze_norm(model)
-
-
-@torch.no_grad()
-def evaluate(
-    model: UNet,
-    reader: TileReader,
-    *,
-    tile: int = 512,
-    precision: Precision = "fp32",
-    names: Sequence[str] | None = None,
-    leave_out: Sequence[int | str] = (),
-    ranks: Ranks | None = None,
-) -> xr.Dataset:
-    """Scores of the model's labels over all labelled pixels, see `bigunet.metrics.Confusion`.
-
-    Exact tiles, dealt to the ranks in turn; tiles without a labelled pixel are passed over.
-    """
-    ranks = ranks_of.current() if ranks is None else ranks
-    spec = model.spec
-    training = {m: m.training for m in model.modules()}
-    model.eval()
-    side = max(spec.stride, tile // spec.stride * spec.stride)
-    height, width = (min(side, size // spec.stride * spec.stride) for size in reader.shape)
-    confusion = Confusion(spec.classes, reader.ignore)
-    tiles = tile_image(reader.shape, (height, width), spec)
-    for one in tiles[ranks.rank :: ranks.size]:
-        truth = reader.truth(Sample(one))
-        if (truth != reader.ignore).any():
-            pixels = torch.from_numpy(reader.pixels(Sample(one)))[None]
-            logits = tile_logits(model, pixels, one, precision)
-            confusion.add(logits[0].argmax(0).cpu().numpy(), truth)
-    ranks.sum_(confusion.matrix)
-    for module, was in training.items():
-        module.training = was
-    return confusion.table(names, leave_out=leave_out)
 
 
 def fit(
@@ -218,8 +132,7 @@ def fit(
                     run.save()
                 if stopped and run.done < train.steps:
                     raise KeyboardInterrupt(f"stopped after step {run.done}; run again to go on")
-        scores = None if val is None else run.validate(val, leave_out)
-        return run.finish(scores, card or {})
+        return run.finish(val, leave_out, card or {})
 
 
 class _Run:
@@ -260,7 +173,9 @@ class _Run:
         self.sampler = Sampler.of(spec, train, self.reader, whole=self.whole)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(train.seed)
-            self.model = UNet(spec).to(ranks.device, memory_format=torch.channels_last)
+            self.model = UNet(spec).to(ranks.device)
+        # torch's typing does not know this form of `to`, which sets the memory format alone.
+        self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.model.train()
         if train.freeze_norm:
             freeze_norm(self.model)
@@ -270,7 +185,7 @@ class _Run:
         self.worker = (
             copy.deepcopy(self.model).bfloat16() if train.precision == "bf16" else self.model
         )
-        self.optimiser = _optimiser(self.model, train)
+        self.optimiser = optimiser(self.model, train)
         self.average: dict[str, torch.Tensor] | None = None
         self.done, self.seconds, self.loss = 0, 0.0, math.nan
 
@@ -370,9 +285,22 @@ class _Run:
             save_state(self.folder / "checkpoints", self.done, state)
         self.ranks.wait()
 
-    def finish(self, scores: xr.Dataset | None, card: dict[str, Any]) -> Fitted:
-        """Write the weights."""
+    def finish(
+        self, val: ScenePair | None, leave_out: Sequence[int | str], card: dict[str, Any]
+    ) -> Fitted:
+        """Calibrate, score and write the weights."""
         model = self._averaged()
+        if self.train.calibrate_bias:
+            ids = class_ids(leave_out, self.names or range(self.spec.classes))
+            calibrate_bias(
+                model,
+                self.reader,
+                leave_out=ids,
+                precision=self.precision,
+                seed=self.train.seed,
+                ranks=self.ranks,
+            )
+        scores = None if val is None else self.validate(val, leave_out, model)
         path = self.folder / "weights.safetensors"
         if self.ranks.first:
             made = {
@@ -425,7 +353,7 @@ class _Run:
             group["lr"] = rate
         self.optimiser.step()
         self._share_statistics()
-        self._copy_weights()
+        self._copy_weights(backwards=not train.freeze_norm)
         self._update_average()
         self.done += 1
         self.loss = result.loss
@@ -441,12 +369,19 @@ class _Run:
         self._log(row)
         return row
 
-    def validate(self, val: ScenePair, leave_out: Sequence[int | str]) -> xr.Dataset:
-        """Scores of the averaged weights, noted in the history."""
+    @property
+    def precision(self) -> Precision:
+        """Of passes without training: the weights are fp32."""
+        return "fp32" if self.train.precision == "fp32" else "bf16-autocast"
+
+    def validate(
+        self, val: ScenePair, leave_out: Sequence[int | str], model: UNet | None = None
+    ) -> xr.Dataset:
+        """Scores of the averaged weights, or of `model`, noted in the history."""
         scores = evaluate(
-            self._averaged(),
+            self._averaged() if model is None else model,
             self._reader(val),
-            precision="fp32" if self.train.precision == "fp32" else "bf16-autocast",
+            precision=self.precision,
             names=self.names,
             leave_out=leave_out,
             ranks=self.ranks,
@@ -481,7 +416,7 @@ class _Run:
                 buffer /= self.ranks.size
 
     @torch.no_grad()
-    def _copy_weights(self) -> None:
+    def _copy_weights(self, *, backwards: bool = False) -> None:
         if self.worker is not self.model:
             for mine, theirs in zip(self.worker.parameters(), self.model.parameters(), strict=True):
                 mine.copy_(theirs)
@@ -513,25 +448,6 @@ class _Run:
             if row["step"] <= self.done:
                 kept.append(line + "\n")
         write_atomically(path, lambda temporary: _write_text(temporary, "".join(kept)))
-
-
-def _optimiser(model: nn.Module, train: TrainSpec) -> torch.optim.Optimizer:
-    """The optimiser; weight decay spares biases and norms, whose size means something else."""
-    parameters = list(model.parameters())
-    groups: list[dict[str, Any]] = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": train.weight_decay},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
-    match train.optimiser:
-        case "adamw":
-            return torch.optim.AdamW(groups, train.learning_rate, (0.9, train.beta2), fused=True)
-        case "adam":
-            return torch.optim.Adam(groups, train.learning_rate, (0.9, train.beta2), fused=True)
-        case "momentum":
-            return torch.optim.SGD(groups, train.learning_rate, momentum=train.momentum)
-        case _:
-            return torch.optim.SGD(groups, train.learning_rate)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from PIL import Image
 
 from bigunet.errors import OutputError, SceneError
 from bigunet.scenes import (
+    ScenePair,
     iter_blocks,
     open_labels,
     open_scene,
@@ -171,11 +172,20 @@ def test_zarr_without_its_metadata_or_choice(tmp_path):
 
 
 def test_interrupted_write_is_not_opened(tmp_path):
-    scene = synthetic((100, 100))
-    path = write_scene(scene, tmp_path / "a.zarr")
-    zarr.open_array(str(path / "image"), mode="r+").attrs["complete"] = False
+    """The image cannot be read to its end, so the copy breaks off half-way."""
+    source = save(tmp_path / "source.zarr")
+    chunk = source / "c/0/1/1"
+    chunk.write_bytes(chunk.read_bytes()[:50])
+    scene = ScenePair(open_scene(source), synthetic((300, 400)).labels)
+    with pytest.raises(SceneError, match=r"rows 128:256, columns 128:256.*source\.zarr"):
+        write_scene(scene, tmp_path / "a.zarr", block=128)
+    assert (tmp_path / "a.zarr/image/c/0/0/0").exists()
     with pytest.raises(SceneError, match="interrupted"):
-        open_scene(path)
+        open_scene(tmp_path / "a.zarr")
+    with pytest.raises(SceneError, match="rows"):
+        write_scene(scene, tmp_path / "g", format="geotiff", block=128)
+    with pytest.raises(SceneError, match="must exist"):
+        open_scene(tmp_path / "g/image.tif")
 
 
 def test_wrong_kinds(tmp_path):

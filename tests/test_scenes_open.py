@@ -19,6 +19,9 @@ from bigunet.errors import SceneError
 from bigunet.scenes import (
     Normalise,
     check_bands,
+    crop,
+    earth,
+    geotransform,
     normalisation,
     open_scene,
     read_block,
@@ -304,3 +307,31 @@ def test_constant_and_empty_scenes(tmp_path):
         normalisation(open_scene(tmp_path / "a.npy", nodata=5))
     with pytest.raises(SceneError, match="positive std"):
         Normalise((1.0,), (0.0,))
+
+
+@pytest.mark.parametrize("suffix", [".tif", ".zarr"])
+def test_crop_and_slices_keep_their_place(tmp_path, suffix):
+    array = pixels("uint8")
+    scene = open_scene(save(tmp_path / f"a{suffix}", array), chunk=32)
+    part = crop(scene, 10, 60, 20, 80)
+    np.testing.assert_array_equal(part.values, array[:, 10:60, 20:80])
+    np.testing.assert_array_equal(read_block(part, 1, 9, 2, 8), array[:, 11:19, 22:28])
+    again = crop(part, 5, 6, 7, 8)
+    np.testing.assert_array_equal(again.values, array[:, 15:16, 27:28])
+    whole = Affine(*scene.attrs["transform"])
+    for got, row, column in [(part, 10, 20), (again, 15, 27), (scene[:, 10:60, 20:80], 10, 20)]:
+        want = whole @ Affine.translation(column, row)
+        np.testing.assert_allclose(geotransform(got), tuple(want)[:6], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(geotransform(scene[:, ::2, ::4])[::4], [4 * whole.a, 2 * whole.e])
+    with pytest.raises(SceneError, match="70 x 90"):
+        crop(scene, 0, 71, 0, 5)
+
+
+def test_crop_of_a_pair():
+    scene = earth()
+    part = scene.crop(500, 700, 2600, 2900)
+    assert part.image.y.attrs["units"] == "degrees_north"
+    assert part.classes == scene.classes
+    np.testing.assert_array_equal(part.labels.values, scene.labels.values[500:700, 2600:2900])
+    np.testing.assert_array_equal(part.image.x, scene.image.x[2600:2900])
+    assert part.labels.attrs["transform"] == part.image.attrs["transform"]

@@ -20,7 +20,7 @@ from .earth import (
 )
 from .labels import class_table, ignore_id, open_labels
 from .normalise import Normalise, normalisation
-from .open import open_scene, read_block, read_labels, valid_block, valid_mask
+from .open import crop, geotransform, open_scene, read_block, read_labels, valid_block, valid_mask
 from .pairs import ScenePair, check_bands, check_classes, iter_blocks, pair
 from .synthetic import SYNTHETIC_CLASSES, synthetic
 from .write import write_scene
@@ -42,9 +42,11 @@ __all__ = [
     "class_iou",
     "class_table",
     "colour_lookup_baseline",
+    "crop",
     "default_colours",
     "earth",
     "earth_split",
+    "geotransform",
     "held_out_labels",
     "ignore_id",
     "iter_blocks",

@@ -98,7 +98,7 @@ class TiffReader(Reader):
         )
 
     def _read(self, bands: Sequence[int], y0: int, y1: int, x0: int, x1: int) -> Array:
-        # GDAL keeps 5 % of all memory in decoded blocks otherwise, most of a scene on a big machine.
+        # Otherwise GDAL keeps decoded blocks in 5 % of all memory: on a big machine, a scene.
         with rasterio.Env(GDAL_CACHEMAX=GDAL_CACHE_BYTES):
             return np.asarray(self._opened[list(bands), y0:y1, x0:x1].values)
 
@@ -259,7 +259,7 @@ def _choose(group: Any, path: Path, prefer: str) -> Any:
             SceneError,
             rule=f"a Zarr group must have an array named {prefer!r}, or one image array only",
             got=f"{path} with {sorted(images) or 'no image arrays'}",
-            remedy=f"Name the array in the path, for example {path.name}/{next(iter(images), 'a')}",
+            remedy=f"Name the array in the path, as in {path.name}/{min(images, default='a')}",
         )
     return next(iter(images.values()))
 

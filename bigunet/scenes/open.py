@@ -20,7 +20,16 @@ from ..errors import SceneError, fail
 from .formats import open_reader
 from .readers import Array, Reader, Selection
 
-__all__ = ["lazy", "open_scene", "read_block", "read_labels", "valid_block", "valid_mask"]
+__all__ = [
+    "crop",
+    "geotransform",
+    "lazy",
+    "open_scene",
+    "read_block",
+    "read_labels",
+    "valid_block",
+    "valid_mask",
+]
 
 #: dask array name -> its reader: the short way for `read_block`. Weak: the graph owns the reader.
 _READERS: weakref.WeakValueDictionary[str, Reader] = weakref.WeakValueDictionary()
@@ -119,6 +128,46 @@ def read_labels(labels: xr.DataArray, y0: int, y1: int, x0: int, x1: int) -> Arr
     return _window(labels, 2, y0, y1, x0, x1)
 
 
+def crop(scene: xr.DataArray, y0: int, y1: int, x0: int, x1: int) -> xr.DataArray:
+    """Rows y0:y1 and columns x0:x1 of imagery or labels, lazily, as a scene of its own.
+
+    Unlike a plain slice its attrs' `transform` is that of the part, and it is read without dask
+    where the whole is. Raises `SceneError` for a window outside the scene.
+    """
+    _check_window(scene, y0, y1, x0, x1)
+    part = scene.isel(y=slice(y0, y1), x=slice(x0, x1))
+    reader = _READERS.get(getattr(scene.data, "name", ""))
+    if reader is not None:
+        chunk = max(part.data.chunksize[-2:])
+        whole = lazy(Selection(reader, box=(y0, y1, x0, x1)), chunk, labels=scene.ndim == 2)
+        coords = {k: part.coords[k] for k in part.coords}
+        part = xr.DataArray(whole.data, dims=part.dims, coords=coords, attrs=part.attrs)
+    return part.assign_attrs(transform=geotransform(part))
+
+
+def geotransform(scene: xr.DataArray) -> tuple[float, float, float, float, float, float]:
+    """The affine transform (a, b, c, d, e, f) of a scene, also after slicing it with xarray.
+
+    Slicing keeps attrs, so `attrs["transform"]` is then that of the whole; the coordinates tell.
+    A rotated scene has no such coordinates: its attrs are believed.
+    """
+    a, b, c, d, e, f = (float(v) for v in scene.attrs.get("transform", (1, 0, 0, 0, 1, 0)))
+    if b or d or "y" not in scene.coords or "x" not in scene.coords:
+        return a, b, c, d, e, f
+    c, a = _origin_and_step(scene.x.values, c, a)
+    f, e = _origin_and_step(scene.y.values, f, e)
+    return a, b, c, d, e, f
+
+
+def _origin_and_step(centres: Array, origin: float, step: float) -> tuple[float, float]:
+    num = len(centres)
+    seen = float(centres[-1] - centres[0]) / (num - 1) if num > 1 else step
+    start = float(centres[0]) - seen / 2
+    # Within rounding of the coordinates the stated numbers are the better ones.
+    same = abs(start - origin) < 1e-6 * abs(step) and abs(seen - step) * num < 1e-6 * abs(step)
+    return (origin, step) if same else (start, seen)
+
+
 def _window(scene: xr.DataArray, ndim: int, y0: int, y1: int, x0: int, x1: int) -> Array:
     if scene.ndim != ndim or scene.dims[-2:] != ("y", "x"):
         dims = "(band, y, x)" if ndim == 3 else "(y, x)"
@@ -128,14 +177,7 @@ def _window(scene: xr.DataArray, ndim: int, y0: int, y1: int, x0: int, x1: int) 
             got=f"{scene.dims}",
             remedy="read_block takes imagery, read_labels takes labels; transpose others first",
         )
-    height, width = scene.shape[-2:]
-    if not (0 <= y0 < y1 <= height and 0 <= x0 < x1 <= width):
-        fail(
-            SceneError,
-            rule=f"a window must lie inside the scene of {height} x {width} pixels",
-            got=f"rows {y0}:{y1}, columns {x0}:{x1}",
-            remedy="Clip the window to the scene",
-        )
+    _check_window(scene, y0, y1, x0, x1)
     reader = _READERS.get(getattr(scene.data, "name", ""))
     if reader is not None:
         block = reader.read(range(reader.shape[0] if ndim == 3 else 1), y0, y1, x0, x1)
@@ -144,6 +186,17 @@ def _window(scene: xr.DataArray, ndim: int, y0: int, y1: int, x0: int, x1: int) 
     if isinstance(part, da.Array):
         part = part.compute(scheduler="synchronous")
     return np.ascontiguousarray(part)
+
+
+def _check_window(scene: xr.DataArray, y0: int, y1: int, x0: int, x1: int) -> None:
+    height, width = scene.shape[-2:]
+    if not (0 <= y0 < y1 <= height and 0 <= x0 < x1 <= width):
+        fail(
+            SceneError,
+            rule=f"a window must lie inside the scene of {height} x {width} pixels",
+            got=f"rows {y0}:{y1}, columns {x0}:{x1}",
+            remedy="Clip the window to the scene",
+        )
 
 
 def valid_block(block_BHW: Array, nodata: float | None = None) -> Array:

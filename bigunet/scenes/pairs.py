@@ -13,7 +13,7 @@ from rasterio.errors import CRSError
 from ..errors import SceneError, fail
 from .classes import ClassTable
 from .labels import class_table, ignore_id
-from .open import read_labels
+from .open import crop, geotransform, read_labels
 
 __all__ = ["ScenePair", "check_bands", "check_classes", "iter_blocks", "pair"]
 
@@ -42,7 +42,14 @@ class ScenePair:
 
     def to_dataset(self) -> xr.Dataset:
         """Both as the variables `image` and `labels` of one dataset."""
-        return xr.Dataset({"image": self.image, "labels": self.labels})
+        # The labels' own coordinates may differ in the last bits, and must not be joined then.
+        labels = self.labels.assign_coords(y=self.image.y, x=self.image.x)
+        return xr.Dataset({"image": self.image, "labels": labels})
+
+    def crop(self, y0: int, y1: int, x0: int, x1: int) -> ScenePair:
+        """Rows y0:y1 and columns x0:x1 of both; see `crop`."""
+        window = (y0, y1, x0, x1)
+        return ScenePair(crop(self.image, *window), crop(self.labels, *window), self.classes)
 
 
 def pair(
@@ -99,19 +106,18 @@ def _check_georeference(image: xr.DataArray, labels: xr.DataArray) -> None:
             remedy=remedy,
         )
     if one and two:
-        a, b = (np.array(s.attrs.get("transform", ()), float) for s in (image, labels))
+        a, b = (np.array(geotransform(s)) for s in (image, labels))
         # A thousandth of a pixel, at the far corner: what rounding in file headers may cause.
         size = np.array([labels.shape[1], labels.shape[0], 1.0])
-        if a.size == b.size == 6:
-            shift = np.abs(a - b).reshape(2, 3) @ size
-            pixel = np.abs(a.reshape(2, 3)[:, :2]).max()
-            if shift.max() > 1e-3 * pixel:
-                fail(
-                    SceneError,
-                    rule="image and labels must have the same transform",
-                    got=f"image {tuple(a.tolist())}, labels {tuple(b.tolist())}",
-                    remedy=remedy,
-                )
+        shift = np.abs(a - b).reshape(2, 3) @ size
+        pixel = np.abs(a.reshape(2, 3)[:, :2]).max()
+        if shift.max() > 1e-3 * pixel:
+            fail(
+                SceneError,
+                rule="image and labels must have the same transform",
+                got=f"image {tuple(a.tolist())}, labels {tuple(b.tolist())}",
+                remedy=remedy,
+            )
 
 
 def _same_crs(one: str, two: str) -> bool:

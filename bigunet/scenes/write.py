@@ -18,7 +18,7 @@ from tqdm.auto import tqdm
 
 from ..errors import OutputError, fail
 from .formats import GDAL_CACHE_BYTES
-from .open import read_block, read_labels
+from .open import geotransform, read_block, read_labels
 from .pairs import ScenePair, iter_blocks
 
 __all__ = ["write_scene"]
@@ -71,7 +71,7 @@ def write_scene(
 
 
 def _plain(attrs: dict[Any, Any]) -> dict[str, Any]:
-    keep = ("crs", "transform", "nodata", "classes", "ignore", "credit", "units", "standard_name")
+    keep = ("crs", "nodata", "classes", "ignore", "credit", "units", "standard_name")
     return {k: attrs[k] for k in keep if k in attrs}
 
 
@@ -93,7 +93,11 @@ def _write_zarr(scene: ScenePair, path: Path, block: int, progress: bool) -> Non
             dtype=data.dtype,
             chunks=chunks,
             dimension_names=[str(d) for d in data.dims],
-            attributes={**_plain(data.attrs), "complete": False},
+            attributes={
+                **_plain(data.attrs),
+                "transform": geotransform(data),
+                "complete": False,
+            },
             # Chunks that are all fill value are written too: a missing file is then a loss.
             config={"write_empty_chunks": True},
         )
@@ -109,13 +113,16 @@ def _write_geotiff(scene: ScenePair, path: Path, block: int, progress: bool) -> 
     with (
         rasterio.Env(GDAL_CACHEMAX=GDAL_CACHE_BYTES),
         warnings.catch_warnings(action="ignore", category=NotGeoreferencedWarning),
-        _create(path / "image.tif", scene.image) as image,
-        _create(path / "labels.tif", scene.labels) as labels,
+        _create(path / "image.part.tif", scene.image) as image,
+        _create(path / "labels.part.tif", scene.labels) as labels,
     ):
         for y0, y1, x0, x1 in _windows(scene, block, progress):
             window = Window(x0, y0, x1 - x0, y1 - y0)
             image.write(read_block(scene.image, y0, y1, x0, x1), window=window)
             labels.write(read_labels(scene.labels, y0, y1, x0, x1), 1, window=window)
+    # Blocks not yet written would read as nodata: only a finished file gets its name.
+    for name in ("image", "labels"):
+        (path / f"{name}.part.tif").rename(path / f"{name}.tif")
     if scene.classes is not None:
         (path / "classes.json").write_text(json.dumps(scene.classes.to_dict(), indent=1))
 
@@ -126,7 +133,7 @@ def _create(path: Path, data: xr.DataArray) -> Any:
         limits = np.iinfo(data.dtype)
         nodata = nodata if limits.min <= nodata <= limits.max else None
     crs = data.attrs.get("crs")
-    transform = Affine(*data.attrs.get("transform", (1, 0, 0, 0, 1, 0)))
+    transform = Affine(*geotransform(data))
     return rasterio.open(
         path,
         "w",

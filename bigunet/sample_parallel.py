@@ -13,18 +13,17 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from bigunet.errors import ExactnessError, SpecError, fail
-from bigunet.layers import LayerRow
 from bigunet.losses import Objective, Totals
-from bigunet.model import UNet, run_layers
+from bigunet.model import UNet
 from bigunet.ranks import Ranks, current
+from bigunet.recompute import run_recomputed
 from bigunet.scenes import Normalise
 from bigunet.spec import Loss, Precision, Recompute
 from bigunet.tile_reader import Sample, TileReader
@@ -115,7 +114,8 @@ def exact_step(
     normalise : applied to pixels, e.g. `bigunet.scenes.normalisation(scene)`.
     precision : "fp32": the parameters' own (float64 too); "bf16-autocast"; "bf16": parameters
         must be bf16, gradients are added up in fp32.
-    recompute : "none", or "block" to recompute each block in the backward pass.
+    recompute : what is recomputed in the backward pass, e.g. each "block"; see
+        `bigunet.recompute`, the tile being the last micro-batch of one stage.
     batch : tiles of one geometry that are run at once.
     ranks : by default those of the default process group.
     exact : False admits networks whose tiles differ from the whole image.
@@ -123,7 +123,7 @@ def exact_step(
     Raises
     ------
     ExactnessError : see `check_exact`. SceneError : bands, sizes, labels outside the classes, or
-    nothing labelled. SpecError : class weights, precision or recompute that do not fit.
+    nothing labelled. SpecError : class weights or precision that do not fit.
     """
     spec = model.spec
     reader = TileReader.of(spec, image, labels, normalise=normalise, ignore=ignore)
@@ -162,7 +162,7 @@ def step(
     """
     began = time.perf_counter()
     ranks = current() if ranks is None else ranks
-    _check_modes(model, precision, recompute)
+    _check_precision(model, precision)
     if exact:
         check_exact(model)
     per_tile = _count(reader, samples, objective, ranks)
@@ -232,36 +232,10 @@ def tile_logits(
         x = x.contiguous(memory_format=torch.channels_last)
     enabled = precision == "bf16-autocast"
     with torch.autocast(weight.device.type, torch.bfloat16, enabled=enabled):
-        if recompute == "none":
-            return model.forward_tile(x, tile)
-        return _recomputed(model, x, tile)
+        return run_recomputed(model, x, tile, recompute)
 
 
-def _recomputed(model: UNet, x: Tensor, tile: Tile) -> Tensor:
-    """`forward_tile` that keeps only the maps between blocks."""
-    skips: dict[str, Tensor] = {}
-    for _, group in groupby(model.rows, key=lambda row: row.block):
-        rows = list(group)
-        takes = [row.source for row in rows if row.source is not None]
-        gives = [row.name for row in rows if row.kind == "skip"]
-
-        def block(
-            x: Tensor,
-            *taken: Tensor,
-            rows: Sequence[LayerRow] = rows,
-            takes: Sequence[str] = takes,
-            gives: Sequence[str] = gives,
-        ) -> tuple[Tensor, ...]:
-            inner = dict(zip(takes, taken, strict=True))
-            out = run_layers(rows, model.layers, x, inner, tile)
-            return out, *(inner[name] for name in gives)
-
-        x, *given = checkpoint(block, x, *(skips.pop(n) for n in takes), use_reentrant=False)
-        skips.update(zip(gives, given, strict=True))
-    return x[(..., *tile.out.slices)]
-
-
-def _check_modes(model: UNet, precision: Precision, recompute: Recompute) -> None:
+def _check_precision(model: UNet, precision: Precision) -> None:
     dtype = next(model.parameters()).dtype
     if (precision == "bf16") != (dtype == torch.bfloat16):
         fail(
@@ -269,13 +243,6 @@ def _check_modes(model: UNet, precision: Precision, recompute: Recompute) -> Non
             rule='precision "bf16" is for bf16 weights, and they for it',
             got=f'precision "{precision}" with weights in {dtype}',
             remedy='Convert the model with .bfloat16(), or use "bf16-autocast".',
-        )
-    if recompute not in ("none", "block"):
-        fail(
-            SpecError,
-            rule='sample-parallel steps recompute "none" or each "block": they have no stages',
-            got=recompute,
-            remedy='Use recompute="block".',
         )
 
 

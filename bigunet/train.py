@@ -417,15 +417,16 @@ class _Run:
 
     @torch.no_grad()
     def _copy_weights(self, *, backwards: bool = False) -> None:
-        if self.worker is not self.model:
-            for mine, theirs in zip(self.worker.parameters(), self.model.parameters(), strict=True):
-                mine.copy_(theirs)
-            pairs = zip(self.worker.buffers(), self.model.buffers(), strict=True)
-            for mine, theirs in pairs:
-                if self.train.freeze_norm or not self.done:
-                    mine.copy_(theirs)
-                else:
-                    theirs.copy_(mine)
+        """Bring the bf16 worker up to the fp32 weights; its own statistics go `backwards`."""
+        if self.worker is self.model:
+            return
+        for weight, master in zip(self.worker.parameters(), self.model.parameters(), strict=True):
+            weight.copy_(master)
+        for mine, master_buffer in zip(self.worker.buffers(), self.model.buffers(), strict=True):
+            if backwards:
+                master_buffer.copy_(mine)
+            else:
+                mine.copy_(master_buffer)
 
     # History -----------------------------------------------------------------------------------
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from bokeh.io import output_notebook
 from bokeh.resources import Resources
+from IPython.display import HTML, display
 
 __all__ = ["setup"]
 
 
 def setup() -> None:
-    """Bring Bokeh's script into the page, out of the installed package: nothing is downloaded."""
-    output_notebook(Resources(mode="inline", components=["bokeh"]), hide_banner=True)
+    """Bring Bokeh's script into the page, out of the installed package: nothing is downloaded.
+
+    Bokeh's own `output_notebook` would also bring the scripts of every Bokeh extension that is
+    imported (Panel is, by HoloViews), some of which a server must know or else refuses.
+    """
+    scripts = Resources(mode="inline", components=["bokeh"]).js_raw
+    # A closing tag inside the script would end it early.
+    code = "\n".join(scripts).replace("</script", "<\\/script")
+    display(HTML(f"<script>{code}</script>"))  # type: ignore[no-untyped-call]

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 import bigunet
-from bigunet.cli import network, output
+from bigunet.cli import network, output, scene
 from bigunet.errors import BigUNetError
 
 __all__ = ["app", "main"]
@@ -40,7 +40,7 @@ def _root(
     pass
 
 
-for command in (network.info, network.halo):
+for command in (network.info, network.halo, scene.train, scene.segment, scene.score):
     app.command()(command)
 
 

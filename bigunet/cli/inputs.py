@@ -1,0 +1,100 @@
+"""Scenes, labels and weights by the names that a command line gives them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import xarray as xr
+
+from bigunet import scenes
+from bigunet.errors import SceneError, fail
+
+if TYPE_CHECKING:
+    from bigunet.checkpoint import Weights
+
+__all__ = ["NAMES", "labels_of", "pair_of", "scene_of", "weights_of"]
+
+NAMES = "A file, or `earth`, or `synthetic:HEIGHTxWIDTH` (`:SEED`)."
+
+
+def _built_in(name: str) -> scenes.ScenePair | None:
+    """The pair of a built-in scene; None for a path."""
+    kind, _, rest = name.partition(":")
+    if kind == "earth":
+        pair = scenes.earth()
+        parts = {
+            "": pair.labels,
+            "training": scenes.training_labels(pair.labels),
+            "held-out": scenes.held_out_labels(pair.labels),
+        }
+        if rest not in parts:
+            fail(
+                SceneError,
+                rule="the Earth's labels are earth, earth:training or earth:held-out",
+                got=name,
+                remedy="Use one of these.",
+            )
+        return pair.with_labels(parts[rest])
+    if kind == "synthetic":
+        size, _, seed = rest.partition(":")
+        try:
+            height, width = (int(part) for part in size.split("x"))
+            number = int(seed or 0)
+        except ValueError:
+            fail(
+                SceneError,
+                rule="a synthetic scene is synthetic:HEIGHTxWIDTH or synthetic:HEIGHTxWIDTH:SEED",
+                got=name,
+                remedy="synthetic:2048x2048, say.",
+            )
+        return scenes.synthetic((height, width), number)
+    return None
+
+
+def scene_of(name: str, bands: str | None = None) -> xr.DataArray:
+    """The image of a path or a built-in scene; `bands` are 0-based, with commas between."""
+    pair = _built_in(name)
+    if pair is not None:
+        return pair.image
+    try:
+        chosen = None if bands is None else [int(part) for part in bands.split(",")]
+    except ValueError:
+        fail(SceneError, rule="bands are numbers with commas between", got=bands, remedy="0,1,2")
+    return scenes.open_scene(name, bands=chosen)
+
+
+def labels_of(name: str) -> xr.DataArray:
+    """The labels of a path, a mosaic or a built-in scene."""
+    pair = _built_in(name)
+    if pair is not None:
+        return pair.labels
+    if (Path(name) / "zarr.json").exists():
+        from bigunet.mosaic import open_mosaic
+
+        opened = open_mosaic(name)
+        if "labels" in opened:
+            return opened["labels"].assign_attrs({**opened.attrs, **opened["labels"].attrs})
+    return scenes.open_labels(name)
+
+
+def pair_of(image: str, labels: str | None) -> scenes.ScenePair:
+    """Image and labels, checked; a built-in scene brings its own labels."""
+    if labels is not None:
+        return scenes.pair(scene_of(image), labels_of(labels))
+    pair = _built_in(image)
+    if pair is None:
+        fail(
+            SceneError,
+            rule="an image of one's own comes with a file of labels",
+            got=image,
+            remedy="Add --labels FILE.",
+        )
+    return pair
+
+
+def weights_of(name: str) -> Weights:
+    """The weights in a file, or `demo`: the ones that come with the package."""
+    from bigunet.checkpoint import demo_weights, load_weights
+
+    return demo_weights() if name == "demo" else load_weights(name)

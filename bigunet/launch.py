@@ -188,15 +188,21 @@ def _raise_first(folder: Path, code: int) -> NoReturn:
             raise error from LaunchError("every rank ends without an error", text.strip())
         _fail(code, f"rank {path.name.removeprefix('error-')}", text)
     for path in _by_age(folder.glob("logs/**/error.json")):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            text = json.loads(path.read_text())["message"]["extraInfo"]["py_callstack"]
-            _fail(code, f"rank {path.parent.name}", text)
+        _fail(code, f"rank {path.parent.name}", _callstack(path))
     logs = [(p, p.read_text(errors="replace")) for p in _by_age(folder.glob("logs/**/stderr.log"))]
     logs.sort(key=lambda log: "Traceback" not in log[1])
     for path, text in logs:
         if text.strip():
             _fail(code, f"rank {path.parent.name}", text[-8000:])
     _fail(code, "the launcher", (folder / "agent").read_text(errors="replace")[-8000:])
+
+
+def _callstack(path: Path) -> str:
+    """The traceback in one of torchrun's error files, or the file as it is."""
+    text = path.read_text(errors="replace")
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return str(json.loads(text)["message"]["extraInfo"]["py_callstack"])
+    return text
 
 
 def _fail(code: int, who: str, text: str) -> NoReturn:

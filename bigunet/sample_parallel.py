@@ -9,6 +9,7 @@ any tiles and any number of ranks; ranks without a tile included.
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,7 +30,15 @@ from bigunet.spec import Loss, Precision, Recompute
 from bigunet.tile_reader import Sample, TileReader
 from bigunet.tiles import Tile
 
-__all__ = ["StepResult", "check_exact", "deal_tiles", "exact_step", "step", "tile_logits"]
+__all__ = [
+    "StepResult",
+    "check_exact",
+    "deal_tiles",
+    "exact_step",
+    "narrowed",
+    "step",
+    "tile_logits",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +121,8 @@ def exact_step(
     loss, class_weights, label_smoothing, ignore : see `bigunet.losses.Objective`, which may be
         given as `loss`.
     normalise : applied to pixels, e.g. `bigunet.scenes.normalisation(scene)`.
-    precision : "fp32": the parameters' own (float64 too); "bf16-autocast"; "bf16": parameters
-        must be bf16, gradients are added up in fp32.
+    precision : "fp32": the parameters' own (float64 too); "bf16-autocast"; "bf16": for models
+        from `narrowed`; gradients are added up in fp32.
     recompute : what is recomputed in the backward pass, e.g. each "block"; see
         `bigunet.recompute`, the tile being the last micro-batch of one stage.
     batch : tiles of one geometry that are run at once.
@@ -235,6 +244,15 @@ def tile_logits(
         return run_recomputed(model, x, tile, recompute)
 
 
+def narrowed(model: UNet) -> UNet:
+    """A copy with convolutions in bf16; norms and their statistics stay as they are."""
+    copied = copy.deepcopy(model)
+    for module in copied.modules():
+        if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
+            module.bfloat16()
+    return copied
+
+
 def _check_precision(model: UNet, precision: Precision) -> None:
     dtype = next(model.parameters()).dtype
     if (precision == "bf16") != (dtype == torch.bfloat16):
@@ -242,7 +260,7 @@ def _check_precision(model: UNet, precision: Precision) -> None:
             SpecError,
             rule='precision "bf16" is for bf16 weights, and they for it',
             got=f'precision "{precision}" with weights in {dtype}',
-            remedy='Convert the model with .bfloat16(), or use "bf16-autocast".',
+            remedy='Convert it with `narrowed(model)`, or use "bf16-autocast".',
         )
 
 

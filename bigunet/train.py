@@ -42,7 +42,7 @@ from bigunet.model import UNet
 from bigunet.optimisers import learning_rate, optimiser
 from bigunet.progress import Progress
 from bigunet.ranks import Ranks
-from bigunet.sample_parallel import check_exact, step
+from bigunet.sample_parallel import check_exact, narrowed, step
 from bigunet.sampling import Sampler
 from bigunet.scenes import Normalise, ScenePair, normalisation
 from bigunet.spec import Precision, TrainSpec, UNetSpec
@@ -81,6 +81,7 @@ def fit(
     normalise: Normalise | None = None,
     start: Weights | None = None,
     resume: bool = True,
+    stop_after: int | None = None,
     save_every: int = 100,
     validate_every: int | None = None,
     leave_out: Sequence[int | str] = (),
@@ -101,6 +102,7 @@ def fit(
     normalise : by default mean and deviation of the image's bands.
     start : weights to start from instead of random ones.
     resume : False refuses a folder with checkpoints.
+    stop_after : do at most so many steps now, and go on next time (a batch system's time limit).
     save_every : steps between checkpoints.
     leave_out : classes that `mean_iou_kept` leaves out, such as "water".
     card : added to the weights' model card.
@@ -117,18 +119,19 @@ def fit(
     with ranks_of.init() as ranks:
         run = _Run(spec, pair, train, Path(out), ranks, mode, exact, normalise, cache_bytes)
         run.open(start, resume)
+        last = train.steps if stop_after is None else min(train.steps, run.done + stop_after)
         with (
             Progress(train.steps, "train", done=run.done, shown=progress and ranks.first) as bar,
             _stop_signals() as stop,
         ):
-            while run.done < train.steps:
+            while run.done < last:
                 row = run.advance()
                 bar.update(loss=row["loss"], rate=row["rate"])
                 stopped = ranks.any(stop.is_set())
                 due = validate_every and run.done % validate_every == 0
-                if val is not None and due and run.done < train.steps:
+                if val is not None and due and run.done < last:
                     run.validate(val, leave_out)
-                if stopped or run.done % save_every == 0 or run.done == train.steps:
+                if stopped or run.done % save_every == 0 or run.done == last:
                     run.save()
                 if stopped and run.done < train.steps:
                     raise KeyboardInterrupt(f"stopped after step {run.done}; run again to go on")
@@ -182,9 +185,9 @@ class _Run:
         if self.exact:
             check_exact(self.model)
         # In bf16 the network that runs is a copy; the optimiser moves fp32 weights.
-        self.worker = (
-            copy.deepcopy(self.model).bfloat16() if train.precision == "bf16" else self.model
-        )
+        self.worker = self.model
+        if train.precision == "bf16":
+            self.worker = narrowed(self.model)
         self.optimiser = optimiser(self.model, train)
         self.average: dict[str, torch.Tensor] | None = None
         self.done, self.seconds, self.loss = 0, 0.0, math.nan
@@ -288,9 +291,9 @@ class _Run:
     def finish(
         self, val: ScenePair | None, leave_out: Sequence[int | str], card: dict[str, Any]
     ) -> Fitted:
-        """Calibrate, score and write the weights."""
+        """Calibrate, score and write the weights; those of an unfinished run are not calibrated."""
         model = self._averaged()
-        if self.train.calibrate_bias:
+        if self.train.calibrate_bias and self.done == self.train.steps:
             ids = class_ids(leave_out, self.names or range(self.spec.classes))
             calibrate_bias(
                 model,

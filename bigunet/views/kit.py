@@ -22,7 +22,8 @@ A subclass gives a title, its controls and five functions:
         def summary(self, data): ...     # dataset -> what a reader must know, as text
 
 The element types of a plot, and their order in an overlay, stay the same from state to state;
-what is not to be seen is an element without items.
+what is not to be seen is an element without items. A plot that did not change may be the object
+that it was before: it is not drawn anew.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ import holoviews.plotting.bokeh  # registers the renderer, without output in the
 import ipywidgets as widgets
 import xarray as xr
 import yaml
+from bokeh.models import Plot
 from holoviews.streams import Stream
 
 from bigunet.errors import BigUNetError, SpecError, fail
@@ -94,6 +96,8 @@ class Explorer(Generic[S]):
     title: ClassVar[str] = ""
     # Says what the plots are and what can be done, for those who come to the page first.
     help: ClassVar[str] = ""
+    # Plots of one group stand in so many columns.
+    columns: ClassVar[int] = 2
 
     def __init__(self, state: S) -> None:
         self.state = self._first = state
@@ -104,7 +108,7 @@ class Explorer(Generic[S]):
         self._quiet = False
         self.data = self.tables(state)
         self._plots = self.plots(self.data)
-        self._stream = _Version()
+        self._streams = {name: _Version() for name in self._plots}
         self.widgets: dict[str, Any] = dict(self.controls())
         for name, widget in self.widgets.items():
             widget.observe(lambda change, name=name: self._changed(name), names="value")
@@ -228,23 +232,27 @@ class Explorer(Generic[S]):
     def _apply(self, state: S, *, write_controls: bool = True) -> None:
         data = self.tables(state)
         plots = self.plots(data)
+        changed = [name for name, plot in plots.items() if plot is not self._plots[name]]
         self.state, self.data, self._plots = state, data, plots
         self._say("")
-        self._draw()
+        self._draw(changed)
         if write_controls:
             self._write_controls()
         self._write_texts()
 
-    def _draw(self) -> None:
+    def _draw(self, names: Sequence[str]) -> None:
+        """Bring plots on the page up to date; `plots` returned other objects for these."""
         if self.live is False:
-            for name, plot in self._plots.items():
-                self._stills[name].value = self._svg(name, plot)
-        else:
-            with contextlib.ExitStack() as stack:
-                # Bokeh walks all its models after each change, unless told to wait for the last.
-                for figure in self._figures.values():
-                    stack.enter_context(figure._model.document.models.freeze())
-                self._stream.event(number=self._stream.number + 1)
+            for name in names:
+                self._stills[name].value = self._svg(name, self._plots[name])
+            return
+        with contextlib.ExitStack() as stack:
+            # Bokeh walks all its models after each change, unless told to wait for the last.
+            for figure in self._figures.values():
+                stack.enter_context(figure._model.document.models.freeze())
+            for name in names:
+                stream = self._streams[name]
+                stream.event(number=stream.number + 1)
 
     def _svg(self, name: str, plot: Any) -> str:
         return to_svg(self.still(plot), f"{self.title}, {name}: {self.summary(self.data)}")
@@ -323,17 +331,26 @@ class Explorer(Generic[S]):
         except ImportError:
             self._go_still()
             return {}
-        figures = {}
-        renderer = hv.renderer("bokeh")
-        for name in self._plots:
-            figure = renderer.get_plot(self.live_plot(name)).state
-            figure.on_change("inner_width", lambda attr, old, new: self._go_live())
-            figures[name] = BokehModel(figure)
+        figures: dict[str, Any] = {}
+        for group, names in self.groups().items():
+            live = [self._live_plot(name) for name in names]
+            shown = live[0] if len(live) == 1 else hv.Layout(live).cols(self.columns)
+            model = hv.renderer("bokeh").get_plot(shown).state
+            for figure in model.select({"type": Plot}):
+                figure.on_change("inner_width", lambda attr, old, new: self._go_live())
+            figures[group] = BokehModel(model)
         return figures
 
-    def live_plot(self, name: str) -> Any:
-        """The plot of that name as a `DynamicMap` that follows the state."""
-        return hv.DynamicMap(lambda number: self._plots[name], streams=[self._stream])
+    def groups(self) -> Mapping[str, Sequence[str]]:
+        """Plots that are shown as one, their axes linked; each by itself by default."""
+        return {name: [name] for name in self._plots}
+
+    def streams(self, name: str) -> Sequence[Any]:
+        """What a live plot listens to; changes of the state alone by default."""
+        return [self._streams[name]]
+
+    def _live_plot(self, name: str) -> Any:
+        return hv.DynamicMap(lambda **_: self._plots[name], streams=self.streams(name))
 
     # Handshake ---------------------------------------------------------------------------------
 
@@ -346,7 +363,7 @@ class Explorer(Generic[S]):
         self._notice.value = ""
         if was_still:
             self._plot_box.children = list(self._figures.values())
-            self._draw()
+            self._draw(list(self._plots))
 
     def _go_still(self) -> None:
         """The comm is silent: draw pictures that need none."""
@@ -355,7 +372,7 @@ class Explorer(Generic[S]):
             f'<div class="bigunet-notice" role="status">{FIX}<pre>{html.escape(fix_command())}'
             "</pre></div>"
         )
-        self._draw()
+        self._draw(list(self._plots))
         if hasattr(self, "_plot_box"):
             self._plot_box.children = list(self._stills.values())
 

@@ -21,6 +21,10 @@ STYLE = """<style>
 .bigunet-table th, .bigunet-table td { padding: 2px 10px; text-align: right; line-height: 1.35;
   border-bottom: 1px solid #c8c8c8; }
 .bigunet-table th:first-child, .bigunet-table td:first-child { text-align: left; }
+.bigunet-legend { list-style: none; margin: 4px 0; padding: 0; display: grid;
+  grid-template-columns: 1fr 1fr; line-height: 1.5; }
+.bigunet-legend span { display: inline-block; width: 12px; height: 12px; margin-right: 6px;
+  border: 1px solid #444; vertical-align: -1px; }
 .bigunet-links a { margin-right: 12px; text-decoration: underline; }
 </style>"""
 

@@ -17,4 +17,4 @@ def setup() -> None:
     scripts = Resources(mode="inline", components=["bokeh"]).js_raw
     # A closing tag inside the script would end it early.
     code = "\n".join(scripts).replace("</script", "<\\/script")
-    display(HTML(f"<script>{code}</script>"))  # type: ignore[no-untyped-call]
+    display(HTML(f"<script>{code}</script>"))

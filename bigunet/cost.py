@@ -1,0 +1,264 @@
+"""Seconds of each layer, and what crosses a cut: the costs that plans are made of.
+
+Two sources of seconds share one call, `cost(rows) -> RowCosts`. `RooflineCost` is the roofline
+model (Williams, Waterman, Patterson 2009, doi 10.1145/1498765.1498785): a layer takes as long as
+its FLOPs at the peak rate or its bytes at the memory's rate, whichever is longer, plus what it
+costs to start its kernels. `MeasuredCost` interpolates seconds that were timed on a machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bigunet.errors import PlanError, fail
+from bigunet.hardware import Processor
+from bigunet.layers import LayerRow, Shape
+
+__all__ = [
+    "CostModel",
+    "MeasuredCost",
+    "RooflineCost",
+    "RowCosts",
+    "Skip",
+    "activation_bytes",
+    "micro_batch_rows",
+    "open_skips",
+    "skips_of",
+    "value_bytes",
+]
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class RowCosts:
+    """Seconds of each row for one micro-batch; recomputing a row takes its forward time."""
+
+    forward_seconds: Floats
+    backward_seconds: Floats
+
+    def __post_init__(self) -> None:
+        for values in (self.forward_seconds, self.backward_seconds):
+            if len(values) != len(self.forward_seconds) or not (np.asarray(values) >= 0).all():
+                fail(
+                    PlanError,
+                    rule="forward and backward seconds are one number >= 0 for each row",
+                    got=f"{len(self.forward_seconds)} and {len(self.backward_seconds)} numbers",
+                    remedy="Time every row of the layer table.",
+                )
+
+
+class CostModel(Protocol):
+    """Anything that gives the seconds of rows whose shapes are those of one micro-batch."""
+
+    def __call__(self, rows: Sequence[LayerRow]) -> RowCosts: ...
+
+
+def value_bytes(precision: str) -> int:
+    """Bytes of one number of an activation at a `TrainSpec.precision`."""
+    return 4 if precision == "fp32" else 2
+
+
+def _elements(shape: Shape) -> int:
+    return shape[0] * shape[1] * shape[2] * shape[3]
+
+
+def _passes(row: LayerRow, x: float, y: float, weights: float) -> tuple[float, float]:
+    """Bytes that the forward and the backward pass of a layer move.
+
+    `x` and `y` are the bytes of its input and output. A tensor counts once for each time that a
+    kernel reads or writes it whole: a normalisation reads its input for the statistics and again
+    to apply them; an activation's gradient reads the gradient and the saved tensor and writes.
+    """
+    match row.kind:
+        case "conv" | "head":
+            return x + y + weights, 2 * y + 2 * x + 2 * weights
+        case "norm":
+            return 2 * x + y, 2 * (x + y) + x
+        case "dropout":
+            return x + y, x + y
+        case "activation":
+            return x + y, 2 * y + x
+        case "skip":
+            # Forward it only keeps a name; backward the two gradients of its output are added.
+            return 0.0, 3 * y
+        case "pool":
+            # The winners' positions are 64-bit whole numbers, one for each output.
+            positions = 8.0 * _elements(row.out_shape)
+            return x + y + positions, y + positions + x
+        case "up" if row.parameters:
+            return x + y + weights, 2 * y + 2 * x + 2 * weights
+        case "up":
+            return x + y, x + y
+        case "concat":
+            # Backward the joined gradient is split by views, which move nothing.
+            return 2 * y, 0.0
+
+
+# Kernels started by the two passes; "skip" starts none forward.
+_LAUNCHES: Mapping[str, tuple[int, int]] = {
+    "conv": (1, 2),
+    "head": (1, 2),
+    "dropout": (2, 1),
+    "norm": (2, 2),
+    "activation": (1, 1),
+    "skip": (0, 1),
+    "pool": (1, 1),
+    "up": (1, 1),
+    "concat": (1, 0),
+}
+
+
+@dataclass(frozen=True)
+class RooflineCost:
+    """Seconds by the roofline of a processor at a `TrainSpec.precision`.
+
+    A convolution's backward pass has the FLOPs of two forward passes (gradient of the input and
+    of the weights); the network's first layer has no gradient of its input.
+    """
+
+    processor: Processor
+    precision: str = "fp32"
+
+    def __call__(self, rows: Sequence[LayerRow]) -> RowCosts:
+        size, peak = value_bytes(self.precision), self.processor.peak(self.precision)
+        rate, launch = self.processor.bytes_per_second, self.processor.launch_seconds
+        forward, backward = np.empty(len(rows)), np.empty(len(rows))
+        for i, row in enumerate(rows):
+            x, y = size * _elements(row.in_shape), size * _elements(row.out_shape)
+            moved, moved_back = _passes(row, x, y, size * row.parameters)
+            start, start_back = _LAUNCHES[row.kind]
+            # Only products run at the peak; element-wise layers are bound by memory anyway.
+            products = row.flops if row.parameters and row.kind != "norm" else 0
+            first = i == 0 and row.level == 0 and row.block == "enc0"
+            times = 1 if first else 2
+            if first:
+                moved_back = moved
+            forward[i] = max(products / peak, moved / rate) + start * launch
+            backward[i] = max(times * products / peak, moved_back / rate) + start_back * launch
+        return RowCosts(forward, backward)
+
+
+@dataclass(frozen=True)
+class MeasuredCost:
+    """Seconds timed at one or more micro-batch sizes, linear between and beyond them.
+
+    `forward_seconds[name]` and `backward_seconds[name]` hold one number for each of `batches`,
+    which rise. With one size only, seconds are proportional to the size.
+    """
+
+    batches: tuple[int, ...]
+    forward_seconds: Mapping[str, tuple[float, ...]]
+    backward_seconds: Mapping[str, tuple[float, ...]]
+    source: str = "measured"
+
+    def __post_init__(self) -> None:
+        rising = all(a < b for a, b in zip(self.batches, self.batches[1:], strict=False))
+        tables = (self.forward_seconds, self.backward_seconds)
+        sizes = {len(v) for table in tables for v in table.values()}
+        same = set(tables[0]) == set(tables[1])
+        if not self.batches or self.batches[0] < 1 or not rising or sizes - {len(self.batches)}:
+            same = False
+        if not same:
+            fail(
+                PlanError,
+                rule="measured seconds have rising batch sizes, and one forward and backward "
+                "number of each layer for each of them",
+                got=f"batches {self.batches}, {sorted(sizes)} numbers a layer",
+                remedy="Measure every layer at every batch size.",
+            )
+
+    def __call__(self, rows: Sequence[LayerRow]) -> RowCosts:
+        missing = [row.name for row in rows if row.name not in self.forward_seconds]
+        if missing:
+            fail(
+                PlanError,
+                rule="measured seconds cover every layer of the network",
+                got=f"none for {', '.join(missing[:5])}" + (" ..." if len(missing) > 5 else ""),
+                remedy="Calibrate with the same spec.",
+            )
+        batch = rows[0].in_shape[0] if rows else 1
+        return RowCosts(
+            np.array([self._at(self.forward_seconds[row.name], batch) for row in rows]),
+            np.array([self._at(self.backward_seconds[row.name], batch) for row in rows]),
+        )
+
+    def _at(self, seconds: Sequence[float], batch: int) -> float:
+        sizes = self.batches
+        if len(sizes) == 1:
+            return seconds[0] * batch / sizes[0]
+        k = next((k for k in range(1, len(sizes) - 1) if batch <= sizes[k]), len(sizes) - 1)
+        slope = (seconds[k] - seconds[k - 1]) / (sizes[k] - sizes[k - 1])
+        return max(0.0, seconds[k - 1] + slope * (batch - sizes[k - 1]))
+
+
+# What crosses a cut ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """A skip by row numbers: made by row `source`, joined by row `sink`, of so many bytes."""
+
+    source: int
+    sink: int
+    num_bytes: int
+
+
+def micro_batch_rows(table: Sequence[LayerRow], micro_batches: int) -> tuple[LayerRow, ...]:
+    """The table of one micro-batch, where `table` is that of all of them together.
+
+    Micro-batches are equal: a batch that does not divide is refused, since both engines need
+    equal shapes.
+
+    Raises
+    ------
+    PlanError : where the batch is no multiple of `micro_batches`, with the counts that divide.
+    """
+    batch = table[0].in_shape[0]
+    if micro_batches < 1 or batch % micro_batches:
+        divisors = [d for d in range(1, batch + 1) if batch % d == 0]
+        fail(
+            PlanError,
+            rule=f"micro-batches are equal, so their count divides the batch of {batch}",
+            got=micro_batches,
+            remedy=f"Use one of {', '.join(map(str, divisors))}, or another batch.",
+        )
+    size = batch // micro_batches
+    return tuple(
+        row._replace(
+            in_shape=(size, *row.in_shape[1:]),
+            out_shape=(size, *row.out_shape[1:]),
+            flops=row.flops // micro_batches,
+        )
+        for row in table
+    )
+
+
+def activation_bytes(rows: Sequence[LayerRow], precision: str) -> NDArray[np.int64]:
+    """Bytes of each row's output."""
+    size = value_bytes(precision)
+    return np.array([size * _elements(row.out_shape) for row in rows], dtype=np.int64)
+
+
+def skips_of(rows: Sequence[LayerRow], precision: str) -> tuple[Skip, ...]:
+    """Every skip of the table. Its bytes are the skip layer's output's, uncropped."""
+    index = {row.name: i for i, row in enumerate(rows)}
+    size = value_bytes(precision)
+    return tuple(
+        Skip(index[row.source], i, size * _elements(rows[index[row.source]].out_shape))
+        for i, row in enumerate(rows)
+        if row.source is not None
+    )
+
+
+def open_skips(skips: Sequence[Skip], num_rows: int) -> NDArray[np.int64]:
+    """Bytes of the skips alive at each cut: entry j for a cut before row j, 0 ... num_rows."""
+    alive = np.zeros(num_rows + 1, dtype=np.int64)
+    for skip in skips:
+        alive[skip.source + 1 : skip.sink + 1] += skip.num_bytes
+    return alive

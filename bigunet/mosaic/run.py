@@ -83,14 +83,6 @@ class Run:
             steps.append(float(values[1] - values[0]) if values.size > 1 else 1.0)
         return steps[0], steps[1]
 
-    def output_bytes(self) -> tuple[int, int]:
-        """Bytes of labels and of probabilities, uncompressed."""
-        pixels = self.shape[0] * self.shape[1]
-        if self.probabilities is None:
-            return pixels, 0
-        num, dtype = self.probabilities
-        return pixels, pixels * num * np.dtype(dtype).itemsize
-
 
 @dataclass(frozen=True)
 class Asked:
@@ -105,6 +97,13 @@ class Asked:
     probabilities: str | None
     batch: int | None
     memory_bytes: int | None
+
+    def output_bytes(self) -> tuple[int, int]:
+        """Bytes of labels and of probabilities, uncompressed."""
+        pixels = self.scene.sizes["y"] * self.scene.sizes["x"]
+        if self.probabilities is None:
+            return pixels, 0
+        return pixels, pixels * self.net.spec.classes * np.dtype(self.probabilities).itemsize
 
     def plan(self, earlier: dict[str, Any] | None) -> Run:
         """A run; choices left open are those of an `earlier` one's settings where given.

@@ -101,9 +101,8 @@ def segment(
         )
     asked = Asked(net, scene, tile, precision, halo, exact, dtype, batch, memory_bytes)
     if path is None:
-        run = asked.plan(None)
-        _check_memory(run)
-        return _in_memory(run, progress)
+        _check_memory(asked)
+        return _in_memory(asked.plan(None), progress)
     finished = read_attrs(path) if path.exists() else None
     if path.exists() and not overwrite:
         return _reopen(path, finished, asked, progress)
@@ -158,8 +157,8 @@ def _warn(run: Run, probed: dict[str, Any]) -> None:
         )
 
 
-def _check_memory(run: Run) -> None:
-    need, free = sum(run.output_bytes()), available_bytes(torch.device("cpu"))
+def _check_memory(asked: Asked) -> None:
+    need, free = sum(asked.output_bytes()), available_bytes(torch.device("cpu"))
     if need > free // 2:
         fail(
             MemoryBudgetError,
@@ -234,6 +233,7 @@ def _to_disk(
     work.load()
     if work.header is not None and not resume:
         work.clear()
+    _check_disk(asked, work)
     earlier = work.header
     run = asked.plan(earlier["settings"] if earlier else None)
     differences = run.settings.differences(earlier["settings"]) if earlier else []
@@ -247,7 +247,6 @@ def _to_disk(
     if differences:
         work.clear()
         earlier, run = None, asked.plan(None)
-    _check_disk(run, work)
     network = _network(run)
     with disk_errors(str(work.folder), keep):
         if earlier is None:
@@ -289,9 +288,9 @@ def _fill(run: Run, network: TileNetwork, work: WorkStore, progress: bool) -> No
             _advance(bar, pixels, len(parts))
 
 
-def _check_disk(run: Run, work: WorkStore) -> None:
+def _check_disk(asked: Asked, work: WorkStore) -> None:
     """Room for the whole output, uncompressed, less what is there already."""
-    labels, shares = run.output_bytes()
+    labels, shares = asked.output_bytes()
     copies = 1 if work.out.suffix.lower() == ".zarr" else 2
     need = copies * (labels * 4 // 3 + shares) + 2**20
     there = sum(p.stat().st_size for p in work.folder.rglob("*") if p.is_file())

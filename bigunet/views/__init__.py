@@ -1,8 +1,19 @@
 """Explorers and plots for notebooks. Torch-free: what was measured reaches them as arguments."""
 
-from bigunet.views.halo import HaloExplorer, HaloState
+from bigunet.views.halo import HaloExplorer, HaloState, tile_costs
 from bigunet.views.kit import Explorer
 from bigunet.views.mosaic import MosaicState, MosaicViewer
 from bigunet.views.setup import setup
+from bigunet.views.still import Still, plot_against
 
-__all__ = ["Explorer", "HaloExplorer", "HaloState", "MosaicState", "MosaicViewer", "setup"]
+__all__ = [
+    "Explorer",
+    "HaloExplorer",
+    "HaloState",
+    "MosaicState",
+    "MosaicViewer",
+    "Still",
+    "plot_against",
+    "setup",
+    "tile_costs",
+]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -21,7 +21,14 @@ from bigunet.views.colours import LIGHT, OKABE_ITO, TEXT
 from bigunet.views.hatch import hatch
 from bigunet.views.kit import Explorer, Row
 
-__all__ = ["HaloExplorer", "HaloState", "halo_tables", "plot_tile", "plot_work"]
+__all__ = [
+    "HaloExplorer",
+    "HaloState",
+    "halo_tables",
+    "plot_tile",
+    "plot_work",
+    "tile_costs",
+]
 
 # More lattice lines than this are a grey mist: draw every second, fourth, ... one.
 _MOST_LINES = 40
@@ -108,6 +115,22 @@ def halo_tables(state: HaloState) -> xr.Dataset:
     data.attrs["cropped_redundancy"] = float(data["cropped_flops"].sum()) / total
     data.attrs["full_redundancy"] = float(data["full_flops"].sum()) / total
     return data
+
+
+def tile_costs(spec: UNetSpec, tiles: Iterable[int]) -> xr.Dataset:
+    """Dim `tile`: pixels read, and work with and without the cropped decoder, over the core's own.
+
+    Raises
+    ------
+    ShapeError : for a tile off the stride.
+    """
+    sides = list(tiles)
+    attrs = [halo_tables(HaloState(spec, side)).attrs for side in sides]
+    names = ("area_redundancy", "full_redundancy", "cropped_redundancy")
+    return xr.Dataset(
+        {name: ("tile", [a[name] for a in attrs], {"units": "1"}) for name in names},
+        coords={"tile": ("tile", sides, {"units": "pixels"})},
+    )
 
 
 def plot_tile(data: xr.Dataset) -> hv.Overlay:

@@ -6,7 +6,8 @@ Every command takes `--json`. A bad input ends with exit status 2 and says rule,
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+import warnings
+from typing import Annotated, Any
 
 import typer
 
@@ -44,8 +45,13 @@ for command in (network.info, network.halo, scene.train, scene.segment, scene.sc
     app.command()(command)
 
 
+def _warn(message: Warning | str, *_place: Any) -> None:
+    typer.echo(f"warning: {message}", err=True)
+
+
 def main() -> None:
     """Run the command line; the entry point of `bigunet` and `python -m bigunet`."""
+    setattr(warnings, "showwarning", _warn)  # noqa: B010
     try:
         app()
     except BigUNetError as error:

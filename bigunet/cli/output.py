@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -60,4 +59,4 @@ def report(error: BigUNetError, as_json: bool) -> None:
         parts = {"rule": error.rule, "got": error.got, "remedy": error.remedy}
         typer.echo(json.dumps({"error": {"kind": type(error).__name__, **_plain(parts)}}))
     else:
-        typer.echo(f"error: {error}", file=sys.stderr)
+        typer.echo(f"error: {error}", err=True)

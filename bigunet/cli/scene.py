@@ -175,7 +175,7 @@ def run_training(
         "seconds": round(fitted.seconds, 1),
         "scores": None
         if scores is None
-        else {name: scores[name].values.tolist() for name in scores.data_vars},
+        else {str(name): scores[name].values.tolist() for name in scores.data_vars},
     }
 
 
@@ -207,7 +207,7 @@ def score(
     result = run(labels_of(prediction), labels_of(truth), leave_out=names)
     values: dict[str, Any] = {
         "classes": [str(name) for name in result["class"].values],
-        **{name: result[name].values.tolist() for name in result.data_vars},
+        **{str(name): result[name].values.tolist() for name in result.data_vars},
     }
     if out is not None:
         import json as json_format

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # A module (or a sub-package, as one) imports only from those before it. Add new ones in place.
 PLANNING = """
     errors progress geometry spec tiles layers hardware machines memory cost
-    plan schedule timeline rules cuts labels search infeasible balance planner simulate scaling
+    plan schedule timeline rules cuts labels search infeasible balance planner stage_memory simulate scaling
 """.split()
 IMAGERY = "scenes augment tile_reader sampling".split()
 NEEDS_TORCH = """
@@ -28,7 +28,7 @@ NEEDS_TORCH = """
     ranks losses metrics sample_parallel exactness evaluate calibrate optimisers train
     pipeline measure launch
 """.split()
-SURFACE = ["views", "cli", "__main__"]
+SURFACE = ["views", "lab", "demo", "cli", "__main__"]
 ORDER = [*PLANNING, *IMAGERY, *NEEDS_TORCH, *SURFACE]
 TORCH_FREE = [*PLANNING, *IMAGERY, "views"]
 
@@ -46,6 +46,8 @@ EXTRAS = {
     **dict.fromkeys(NEEDS_TORCH, ("scenes", "train")),
     "pipeline": ("scenes", "train", "pipe"),
     "views": ("scenes", "lab"),
+    "lab": ("lab",),
+    "demo": ("lab",),
     "cli": ("scenes", "train", "pipe", "lab"),
     "__main__": (),
     "": (),  # bigunet/__init__.py

@@ -398,22 +398,27 @@ def _paint_text(canvas: Image.Image, pen: ImageDraw.ImageDraw, item: Text) -> No
     canvas.paste(strip, at, strip)
 
 
-def to_png(plots: Sequence[Any]) -> bytes:
-    """One PNG of the plots, one below the other."""
-    drawings = [lower(plot) for plot in plots]
-    width = max(d.width for d in drawings)
-    whole = Image.new("RGB", (width, sum(d.height for d in drawings)), "white")
-    top = 0
-    for drawing in drawings:
-        canvas = Image.new("RGB", (drawing.width, drawing.height), "white")
-        _paint(canvas, drawing.inner)
-        frame_left, frame_top, frame_width, frame_height = (round(v) for v in drawing.frame)
-        box = (frame_left, frame_top, frame_left + frame_width, frame_top + frame_height)
-        clean = Image.new("RGB", canvas.size, "white")
-        clean.paste(canvas.crop(box), box[:2])
-        _paint(clean, drawing.outer)
-        whole.paste(clean, (0, top))
-        top += drawing.height
+def to_png(plots: Sequence[Any], columns: int = 1) -> bytes:
+    """One PNG of the plots, row by row."""
+    pictures = [_picture(lower(plot)) for plot in plots]
+    width, height = (max(p.size[i] for p in pictures) for i in (0, 1))
+    tops = [0]
+    for first in range(0, len(pictures), columns):
+        tops.append(tops[-1] + max(p.size[1] for p in pictures[first : first + columns]))
+    whole = Image.new("RGB", (width * min(columns, len(pictures)), max(tops[-1], height)), "white")
+    for i, picture in enumerate(pictures):
+        whole.paste(picture, (width * (i % columns), tops[i // columns]))
     buffer = io.BytesIO()
     whole.save(buffer, "PNG", optimize=True)
     return buffer.getvalue()
+
+
+def _picture(drawing: Drawing) -> Image.Image:
+    canvas = Image.new("RGB", (drawing.width, drawing.height), "white")
+    _paint(canvas, drawing.inner)
+    left, top, width, height = (round(v) for v in drawing.frame)
+    box = (left, top, left + width, top + height)
+    clean = Image.new("RGB", canvas.size, "white")
+    clean.paste(canvas.crop(box), box[:2])
+    _paint(clean, drawing.outer)
+    return clean

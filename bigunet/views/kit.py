@@ -202,7 +202,9 @@ class Explorer(Generic[S]):
 
     def png(self) -> bytes:
         """The plots as one still picture."""
-        return to_png([self.still(plot) for plot in self._plots.values()])
+        linked = any(len(names) > 1 for names in self.groups().values())
+        plots = [self.still(plot) for plot in self._plots.values()]
+        return to_png(plots, self.columns if linked else 1)
 
     def still(self, plot: Any) -> Any:
         """What of a plot goes into still pictures; the plot itself by default."""

@@ -47,6 +47,8 @@ def calibrate_norm(
     norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
     sums = [torch.zeros(2, m.num_features, dtype=torch.float64) for m in norms]
     momenta = [m.momentum for m in norms]
+    training = {m: m.training for m in model.modules()}
+    model.eval()  # dropout would add noise of its own
     for norm in norms:
         norm.train()
         norm.momentum = 1.0  # the running values are then those of the last pass
@@ -60,6 +62,8 @@ def calibrate_norm(
         for statistic, mean in zip(_statistics(norm), total / len(samples), strict=True):
             statistic.copy_(mean)
         norm.momentum = momentum
+    for module, was in training.items():
+        module.training = was
     freeze_norm(model)
 
 

@@ -1,0 +1,33 @@
+"""Run a plan: one protocol, three engines; tiles times stages; training.
+
+`Pipeline` binds a plan, a network and an engine: "reference" (one process), "fairscale_pipe" (one
+process, any devices) or "distributed" (ranks, gloo or NCCL). `Pipeline.step` sets every
+parameter's gradient to that of the whole batch's mean loss.
+"""
+
+from bigunet.pipeline.feed import (
+    Feed,
+    Images,
+    Tiles,
+    deal,
+    equal_tile,
+    equal_tiles,
+    read_shape,
+)
+from bigunet.pipeline.protocol import Engine, EngineName, Places, Stepped
+from bigunet.pipeline.step import Pipeline
+
+__all__ = [
+    "Engine",
+    "EngineName",
+    "Feed",
+    "Images",
+    "Pipeline",
+    "Places",
+    "Stepped",
+    "Tiles",
+    "deal",
+    "equal_tile",
+    "equal_tiles",
+    "read_shape",
+]

@@ -1,0 +1,182 @@
+"""The engine on torch.distributed.pipelining: one rank a stage, gloo on CPU or NCCL on GPUs.
+
+Ranks form a mesh (tiles, stages): a row is a pipeline, a column the replicas of a stage. Shapes
+on the wire are known from the plan, so no metadata is exchanged and no layer runs twice. A stage
+that is recomputed is so inside its backward pass, when the gradient has come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from bigunet.errors import LaunchError, PlanError, fail
+from bigunet.pipeline.feed import Feed
+from bigunet.pipeline.protocol import Loss, Places
+from bigunet.pipeline.stage import Stage, wire_tensors
+from bigunet.plan import Plan
+from bigunet.ranks import Ranks, current
+
+__all__ = ["Distributed", "check_distributed"]
+
+
+def check_distributed(plan: Plan) -> None:
+    """Raise `PlanError` for what this engine does not run."""
+    if plan.placement != "straight":
+        fail(
+            PlanError,
+            rule="the engine `distributed` runs one stage on each rank (placement straight)",
+            got=f"stages on devices {plan.devices}",
+            remedy="Plan straight; folded plans run on the engine `fairscale_pipe`.",
+        )
+    far = [pair for pair in plan.skip_pairs() if pair[1] > pair[0] + 1]
+    if plan.skips == "direct" and far:
+        fail(
+            PlanError,
+            rule="the engine `distributed` passes skips on from stage to stage (skips: hop)",
+            got=f"direct ones from stage to stage {far}",
+            remedy="Plan with skips=hop.",
+        )
+    if plan.schedule == "1f1b" and plan.micro_batches < plan.num_stages:
+        fail(
+            PlanError,
+            rule="1f1b has at least as many micro-batches as stages",
+            got=f"{plan.micro_batches} micro-batches, {plan.num_stages} stages",
+            remedy="Use more micro-batches, or schedule gpipe.",
+        )
+
+
+class Distributed:
+    """This rank's stage of this rank's pipeline.
+
+    `mesh` : a mesh (tiles, stages) to use instead of a new one over all ranks.
+
+    Raises
+    ------
+    PlanError : see `check_distributed`, or for another number of ranks than the plan has places.
+    LaunchError : where no ranks have been started.
+    """
+
+    def __init__(
+        self, plan: Plan, layers: Mapping[str, nn.Module], mesh: DeviceMesh | None = None
+    ) -> None:
+        check_distributed(plan)
+        if not dist.is_initialized():
+            fail(
+                LaunchError,
+                rule=f"the engine `distributed` runs on {plan.num_ranks} ranks",
+                got="one process without a process group",
+                remedy="Start it with bigunet.launch or torchrun, inside bigunet.ranks.init().",
+            )
+        ranks = current()
+        plan.check_run(plan.spec, ranks.size)
+        if mesh is None:
+            mesh = init_device_mesh(
+                ranks.device.type,
+                (plan.tiles, plan.num_devices),
+                mesh_dim_names=("tiles", "stages"),
+            )
+        self.plan, self.mesh = plan, mesh
+        pipeline, device = mesh.get_coordinate() or (0, 0)
+        self.places = Places(
+            ranks,
+            _along(mesh, "stages", ranks.device),
+            _along(mesh, "tiles", ranks.device),
+            pipeline,
+            plan.tiles,
+        )
+        self.stage = Stage(plan, device, layers).to(ranks.device)
+        self.layers = self.stage.layers
+        self.has_first, self.has_last = device == 0, device == plan.num_stages - 1
+        weights = [p for p in layers.values() for p in p.parameters() if p.ndim == 4]
+        self.dtype = weights[0].dtype
+        # All stages must agree on it, so it is read off the network's first convolution.
+        self.channels_last = weights[0].shape[0] > 1 and weights[0].is_contiguous(
+            memory_format=torch.channels_last
+        )
+        self.stage.channels_last = self.channels_last
+        self._schedules: dict[bool, Any] = {}
+        self._loss: Loss | None = None
+
+    def run(self, feed: Feed, loss: Loss, *, keep_logits: bool = False) -> Tensor | None:
+        """See `Engine`. Every rank of the pipeline calls it.
+
+        Raises
+        ------
+        LaunchError : where a neighbour ended; the first rank to end holds the cause.
+        """
+        self._loss = loss
+        self.stage.rewind(feed.tiles)
+        inputs = ()
+        if self.has_first:
+            x = feed.pixels(self.dtype).to(self.places.all.device)
+            if self.channels_last:
+                x = x.contiguous(memory_format=torch.channels_last)
+            inputs = (x,)
+        target = feed.labels().to(self.places.all.device) if self.has_last else None
+        schedule = self._schedule(feed)
+        try:
+            logits = schedule.step(*inputs, target=target, return_outputs=keep_logits)
+        except RuntimeError as error:
+            _explain(error, self.places, self.stage.index)
+            raise
+        finally:
+            self._loss = None
+        return logits.detach() if keep_logits and self.has_last else None
+
+    def _schedule(self, feed: Feed) -> Any:
+        cropped = feed.tiles is not None
+        if cropped not in self._schedules:
+            self._schedules[cropped] = self._build(feed.tiles[0] if feed.tiles else None)
+        return self._schedules[cropped]
+
+    def _build(self, tile: Any) -> Any:
+        # Importing it costs a second that the other engines need not pay.
+        from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+        plan, index = self.plan, self.stage.index
+        arriving, leaving = (
+            wire_tensors(plan, i, self.dtype, tile=tile, channels_last=self.channels_last)
+            for i in (index, index + 1)
+        )
+        stage = PipelineStage(
+            self.stage,
+            index,
+            plan.num_stages,
+            self.places.all.device,
+            input_args=arriving,
+            output_args=leaving,
+            group=self.mesh["stages"].get_group(),
+        )
+        kind = ScheduleGPipe if plan.schedule == "gpipe" else Schedule1F1B
+        # The losses are parts of one mean already: nothing is divided by the micro-batches.
+        return kind(stage, plan.micro_batches, loss_fn=self._part, scale_grads=False)
+
+    def _part(self, logits: Tensor, labels: Tensor) -> Tensor:
+        assert self._loss is not None
+        return self._loss(logits, labels)
+
+
+def _along(mesh: DeviceMesh, axis: str, device: torch.device) -> Ranks:
+    group = mesh[axis].get_group()
+    return Ranks(dist.get_rank(group), dist.get_world_size(group), device, group)
+
+
+_LOST = ("connection closed", "connection reset", "timed out", "broken pipe", "connection refused")
+
+
+def _explain(error: RuntimeError, places: Places, stage: int) -> None:
+    """Say it in words where the error only shows that another rank has gone."""
+    if any(mark in str(error).lower() for mark in _LOST) and error.__cause__ is None:
+        fail(
+            LaunchError,
+            rule="every rank of a pipeline stays until the step ends",
+            got=f"rank {places.all.rank} (pipeline {places.index}, stage {stage}) lost a "
+            f"neighbour: {str(error).splitlines()[0]}",
+            remedy="Look for the cause in the rank that ended first; the last checkpoint is whole.",
+        )

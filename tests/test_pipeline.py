@@ -1,0 +1,51 @@
+"""Every engine against the plain network: output, loss and each named gradient, in float64."""
+
+from __future__ import annotations
+
+import pytest
+from pipeline_ranks import SPECS, cases, network, one, plan_of, run_cases
+
+from bigunet.launch import launch
+from bigunet.model import UNet
+
+TOLERANCE = 1e-10
+
+
+def all_names(name: str) -> set[str]:
+    return {n for n, _ in network(SPECS[name]).named_parameters()}
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_reference_equals_the_plain_network(stages: int) -> None:
+    for name, arguments in cases(stages):
+        worst, names = one(plan_of(name, **arguments), name, "reference")
+        assert names == all_names(name)
+        assert worst <= TOLERANCE, (name, arguments)
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_fairscale_equals_the_plain_network(stages: int) -> None:
+    for name, arguments in list(cases(stages))[::2]:
+        placements = ["straight", "folded"] if stages % 2 == 0 else ["straight"]
+        for placement in placements:
+            plan = plan_of(name, placement=placement, **{**arguments, "schedule": "gpipe"})
+            worst, names = one(plan, name, "fairscale_pipe")
+            assert names == all_names(name)
+            assert worst <= TOLERANCE, (name, arguments, placement)
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_distributed_equals_the_plain_network(stages: int) -> None:
+    """GPipe and 1F1B, 2 stages cut at every layer, with every kind of recomputation."""
+    results = launch(run_cases, ranks=stages, threads_per_rank=1, progress=False,
+                     timeout_seconds=300)  # fmt: skip
+    assert len(results) == len(list(cases(stages)))
+    for case, worst, compared in results:
+        assert compared == len(all_names(case.split()[0])), case
+        assert worst <= TOLERANCE, case
+
+
+def test_cuts_cover_encoder_bottleneck_and_decoder() -> None:
+    rows = UNet(SPECS["plain"]).rows
+    blocks = {rows[a["cuts"][0]].block for n, a in cases(2) if n == "plain"}
+    assert {"enc0", "enc1", "mid", "dec1", "dec0", "head"} <= blocks

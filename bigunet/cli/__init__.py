@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 import bigunet
-from bigunet.cli import network, output, scene
+from bigunet.cli import network, output, scene, tour
 from bigunet.errors import BigUNetError
 
 __all__ = ["app", "main"]
@@ -41,7 +41,16 @@ def _root(
     pass
 
 
-for command in (network.info, network.halo, scene.train, scene.segment, scene.score):
+COMMANDS = (
+    network.info,
+    network.halo,
+    scene.train,
+    scene.segment,
+    scene.score,
+    tour.demo,
+    tour.lab,
+)
+for command in COMMANDS:
     app.command()(command)
 
 

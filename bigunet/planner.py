@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal, get_args
 
@@ -12,7 +12,7 @@ import numpy as np
 from bigunet.balance import balance, block_partition
 from bigunet.cost import CostModel, activation_bytes, micro_batch_rows, skips_of
 from bigunet.cuts import CutProblem, StageBytes, peak_bytes, step_seconds
-from bigunet.errors import PlanError, fail
+from bigunet.errors import MemoryBudgetError, PlanError, fail
 from bigunet.hardware import Machine
 from bigunet.infeasible import explain_misfit
 from bigunet.layers import LayerRow
@@ -20,9 +20,13 @@ from bigunet.plan import Placement, Plan, Schedule, SkipRoute, devices_of
 from bigunet.search import best_cuts
 from bigunet.spec import Recompute, TrainSpec, UNetSpec
 
+# Searches with ever lower limits, until the checked peaks fit.
+_CHECKS = 12
+
 __all__ = [
     "Balance",
     "MemoryModel",
+    "PlanCheck",
     "Planned",
     "balanced_plan",
     "cut_problem",
@@ -33,6 +37,8 @@ __all__ = [
 
 Balance = Literal["time", "memory", "parameters", "fairscale"]
 # Rows of one micro-batch and the training (its recompute) -> the bytes of any stage of them.
+# The exact peak bytes of each device of a plan, where `MemoryModel` may be an estimate.
+PlanCheck = Callable[[Plan], Sequence[float]]
 MemoryModel = Callable[[Sequence[LayerRow], TrainSpec], StageBytes]
 
 
@@ -120,6 +126,7 @@ def plan_stages(
     recompute: Recompute | Literal["auto"] | None = None,
     tiles: int = 1,
     scene_shape: tuple[int, int] | None = None,
+    check: PlanCheck | None = None,
     max_labels: int = 4000,
 ) -> Plan:
     """The plan of least step time; `find_plan` tells more about it. Arguments as there."""
@@ -140,6 +147,7 @@ def plan_stages(
         recompute=recompute,
         tiles=tiles,
         scene_shape=scene_shape,
+        check=check,
         max_labels=max_labels,
     ).plan
 
@@ -162,6 +170,7 @@ def find_plan(
     recompute: Recompute | Literal["auto"] | None = None,
     tiles: int = 1,
     scene_shape: tuple[int, int] | None = None,
+    check: PlanCheck | None = None,
     max_labels: int = 4000,
 ) -> Planned:
     """The cuts of least step time within the memory limit.
@@ -177,6 +186,8 @@ def find_plan(
     num_devices : for the interleaved placement.
     recompute : instead of `train.recompute`; "auto" tries all, and so recomputes only where
         memory asks for it.
+    check : exact peak bytes of a plan's devices, where `memory` estimates: plans over the limit
+        are refused, and the search goes on with the estimate's limit lowered in proportion.
     max_labels : see `bigunet.search.best_cuts`.
 
     Raises
@@ -211,25 +222,56 @@ def find_plan(
                 keep_skips=placement == "folded",
             )
             last_problem = problem
-            found = best_cuts(problem, max_labels=max_labels)
-            if found is None or (best is not None and found.seconds >= best.seconds):
-                continue
-            peaks = peak_bytes(problem, np.array(found.cuts))[0] if memory is not None else ()
-            plan = _plan(
-                table, found.cuts, spec, training, devices, count, schedule, skips, tiles,
-                scene_shape, machine,
-            )  # fmt: skip
-            best = Planned(
-                plan,
-                found.seconds,
-                found.bound_seconds,
-                found.proved,
-                tuple(int(p) for p in peaks),
-            )
+
+            def plan_of(
+                cuts: Sequence[int], training: TrainSpec = training, count: int = count
+            ) -> Plan:
+                return _plan(
+                    table, cuts, spec, training, devices, count, schedule, skips, tiles,
+                    scene_shape, machine,
+                )  # fmt: skip
+
+            found = _within_limit(problem, plan_of, check, max_labels)
+            if found is not None and (best is None or found.seconds < best.seconds):
+                best = found
     if best is None:
         assert last_problem is not None
+        if check is not None and best_cuts(last_problem, max_labels=300) is not None:
+            fail(
+                MemoryBudgetError,
+                rule=f"each device holds its stages in {last_problem.memory_limit / 2**30:.3f} GiB",
+                got=f"plans that fit by the estimate, but not when checked ({_CHECKS} of them)",
+                remedy="Use more stages, smaller micro-batches, or recompute.",
+            )
         explain_misfit(last_problem, placement)
     return best
+
+
+def _within_limit(
+    problem: CutProblem,
+    plan_of: Callable[[Sequence[int]], Plan],
+    check: PlanCheck | None,
+    max_labels: int,
+) -> Planned | None:
+    """The best plan whose checked peaks are within the limit, too."""
+    limit = problem.memory_limit
+    for _ in range(_CHECKS):
+        found = best_cuts(problem, max_labels=max_labels)
+        if found is None:
+            return None
+        plan = plan_of(found.cuts)
+        peaks: Sequence[float] = ()
+        if problem.stage_bytes is not None:
+            peaks = peak_bytes(problem, np.array(found.cuts))[0].tolist()
+            if check is not None:
+                peaks = check(plan)
+        if not peaks or max(peaks) <= limit:
+            whole = tuple(int(p) for p in peaks)
+            return Planned(plan, found.seconds, found.bound_seconds, found.proved, whole)
+        # A little more than in proportion, so that the same cuts do not come back.
+        lower = problem.memory_limit * (limit / max(peaks)) * 0.999
+        problem = replace(problem, memory_limit=lower)
+    return None
 
 
 def balanced_plan(

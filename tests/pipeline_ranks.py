@@ -170,7 +170,7 @@ def die(how: str) -> None:
 
 # Tiles x stages ---------------------------------------------------------------------------------
 
-SCENE = (61, 54)
+SCENE = (77, 45)
 
 
 def scene(shape: tuple[int, int] = SCENE) -> tuple[np.ndarray, np.ndarray]:
@@ -215,7 +215,7 @@ def tiled_step(
 
 
 def tiled_plan(
-    name: str, cuts: Sequence[int], *, batch: int, side: int = 8,
+    name: str, cuts: Sequence[int], *, batch: int, side: int = 16,
     shape: tuple[int, int] = SCENE, **more: Any,
 ) -> Plan:  # fmt: skip
     spec = SPECS[name]
@@ -231,7 +231,7 @@ def run_tiles() -> list[tuple[str, float, int, list[int]]]:
     results = []
     for name in ("plain", "bilinear"):
         for tiles, cuts in ((2, (9,)), (2, (5,)), (4, ()), (1, (5, 9, 14))):
-            for schedule, batch, micro in (("gpipe", 4, 4), ("1f1b", 8, 4), ("1f1b", 5, 5)):
+            for schedule, batch, micro in (("gpipe", 4, 4), ("1f1b", 8, 4), ("1f1b", 7, 7)):
                 plan = tiled_plan(
                     name, cuts, batch=batch, tiles=tiles, micro_batches=micro,
                     schedule=schedule, recompute="block" if batch == 4 else "none",

@@ -206,6 +206,24 @@ def tile_image(
     return tuple(tiles)
 
 
+def inner_tile(
+    core: int | tuple[int, int],
+    spec: UNetSpec,
+    *,
+    halo: int | None = None,
+    cropped: bool = True,
+) -> Tile:
+    """A tile of this core with its whole halo around it: the largest that any image has.
+
+    Arguments and errors as `tile_image` has them.
+    """
+    height, width = check_core(core, spec)
+    margin = padded_size(spec.halo if halo is None else halo, spec.stride)
+    image = Box(0, height + 2 * margin, 0, width + 2 * margin)
+    box = Box(margin, margin + height, margin, margin + width)
+    return _tile((0, 0), box, margin, image, image, spec, cropped)
+
+
 def whole_image(shape: tuple[int, int], spec: UNetSpec) -> Tile:
     """The image as one tile without a halo: the reference that tiles must equal."""
     check_image(shape, spec)

@@ -84,9 +84,7 @@ class StepRunner:
             self.device, torch.bfloat16, enabled=train.precision == "bf16-autocast"
         ):
             return self._loss(
-                run_recomputed(
-                    self.model, self.x, self.tile, train.recompute, stages=self.stages
-                )
+                run_recomputed(self.model, self.x, self.tile, train.recompute, stages=self.stages)
             )
 
     def _loss(self, logits: Tensor) -> Tensor:

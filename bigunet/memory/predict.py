@@ -15,14 +15,11 @@ from bigunet.layers import LayerRow, Shape, layer_table
 from bigunet.machines import Device
 from bigunet.machines import device as device_of
 from bigunet.memory.causes import (
-    AVERAGE,
     BUFFERS,
     CAUSES,
     GRADIENTS,
     INPUT,
     LABEL_BYTES,
-    OPTIMISER,
-    PARAMETERS,
     TEMPORARIES,
     Format,
     buffer_bytes,
@@ -33,7 +30,7 @@ from bigunet.memory.causes import (
 )
 from bigunet.memory.run import StepRun, replay_step
 from bigunet.memory.segments import check_stages, cut, segments
-from bigunet.memory.step import PHASES
+from bigunet.memory.tape import PHASES
 from bigunet.spec import TrainSpec, UNetSpec
 from bigunet.tiles import Tile
 
@@ -94,9 +91,9 @@ def memory(
         all parameters at once. Plain CPU storages by default.
     fake : follow what fake tensors do in the few places where they differ from real ones; for
         comparison with a traced step.
-    workspace : count work space for the transformed filters of Winograd convolutions (3 x 3 only,
-        4 times the weight), which cuDNN may choose on GPUs without tensor cores; the other kernels'
-        is never counted.
+    workspace : count the work space of convolutions, too: on CUDA the transformed filters of
+        Winograd convolutions (3 x 3 only, 4 times the weight), which cuDNN may choose on GPUs
+        without tensor cores; on a CPU oneDNN's copies of the maps. A traced step has none.
 
     Returns
     -------
@@ -247,13 +244,12 @@ def _fixed(job: _Job, start: int, stop: int) -> Int:
         row = job.rows[i]
         if row.parameters:
             counts = parameter_counts(job.spec, row)
-            size = rounded((n * weight for n in counts), quantum)
-            table[i, PARAMETERS] = table[i, GRADIENTS] = size
-            table[i, OPTIMISER] = optimiser_bytes(train, counts, form)
-            table[i, AVERAGE] = size if train.average else 0
+            size = rounded([n * weight for n in counts], quantum)
+            state = optimiser_bytes(train, counts, form) if train.optimiser != "sgd" else 0
+            table[i] = (size, 0, size, state, size if train.average else 0, 0, 0, 0, 0, 0)
         if row.buffers:
             table[i, BUFFERS] = buffer_bytes(row, form)
-    batch, bands, height, width = job.image
+    _, bands, height, width = job.image
     if start == 0:
         element = 4 if form.autocast else form.value
         table[0, INPUT] += rounded((job.batch * bands * height * width * element,), quantum)
@@ -275,20 +271,19 @@ def _dataset(
     for run, fixed, table in runs:
         tape = run.tape
         number, delta = tape.deltas()
-        events = np.zeros((len(delta) + 1, num_causes), dtype=np.int64)
-        events[np.arange(1, len(delta) + 1), np.asarray(tape.cause)[number]] = delta
-        events[0] = fixed
-        # Down the events, cause by cause; then the highest point of each operation.
-        levels = np.cumsum(events, axis=0)
-        total = levels.sum(axis=1)
+        cause = np.asarray(tape.cause)[number]
+        total = np.concatenate(([0], np.cumsum(delta))) + fixed.sum()
         marks = np.asarray(tape.ops, dtype=np.int64)
         tops = _tops(total, marks[:, 0])
+        levels = np.tile(fixed, (len(tops), 1))
+        for k in np.unique(cause):
+            levels[:, k] += np.concatenate(([0], np.cumsum(np.where(cause == k, delta, 0))))[tops]
         offset = sum(len(part) for part in live)
-        live.append(levels[tops])
+        live.append(levels)
         ops.append(marks)
         highest = int(np.argmax(total[tops]))
-        peaks.append(int(total[tops][highest]))
-        at_peak.append(levels[tops[highest]])
+        peaks.append(int(total[tops[highest]]))
+        at_peak.append(levels[highest])
         moments.append(offset + highest)
         kept = tape.held(num_rows, run.after_forward)
         kept[:, TEMPORARIES] = tape.largest(num_rows)
@@ -347,4 +342,5 @@ def _tops(total: Int, starts: Int) -> Int:
     place = np.arange(length.sum()) - np.repeat(np.cumsum(length) - length, length) + starts[owner]
     match = np.flatnonzero(total[place] == highest[owner])
     first = np.unique(owner[match], return_index=True)[1]
-    return place[match[first]]
+    tops: Int = place[match[first]]
+    return tops

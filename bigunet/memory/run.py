@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from bigunet.geometry import padded_size
 from bigunet.layers import LayerRow, Shape
+from bigunet.memory.backward import Replay
 from bigunet.memory.causes import (
     ACTIVATIONS,
     INPUT,
@@ -15,12 +16,12 @@ from bigunet.memory.causes import (
     parameter_counts,
 )
 from bigunet.memory.segments import Segment
-from bigunet.memory.step import BACKWARD, FORWARD, OPTIMISE, RECOMPUTE, Replay
-from bigunet.memory.tape import Tape
+from bigunet.memory.tape import BACKWARD, FORWARD, OPTIMISE, RECOMPUTE, Tape
 from bigunet.spec import TrainSpec, UNetSpec
 from bigunet.tiles import Tile
 
 __all__ = ["StepRun", "replay_step"]
+
 
 @dataclass(slots=True)
 class StepRun:
@@ -115,7 +116,7 @@ class _Stage:
         self.makes = [name for part in parts for name in part.makes if name not in taken]
         rows = replay.rows
         self.is_first, self.is_last = self.start == 0, stop == len(rows)
-        batch, bands, height, width = image
+        batch, _, height, width = image
         self.pixels = batch * height * width
         self.logit_size = rows[-1].out_shape[2:]
         self.true_size = (height, width)
@@ -294,5 +295,3 @@ def _optimise(replay: Replay, start: int, stop: int) -> None:
 def _count(shape: Shape) -> int:
     batch, channels, height, width = shape
     return batch * channels * height * width
-
-

@@ -7,7 +7,10 @@ from numpy.typing import NDArray
 
 from bigunet.memory.causes import ACTIVATIONS, CAUSES, TEMPORARIES
 
-__all__ = ["Tape"]
+__all__ = ["BACKWARD", "FORWARD", "LOSS", "OPTIMISE", "PHASES", "RECOMPUTE", "Tape"]
+
+PHASES = ("forward", "loss", "recompute", "backward", "optimiser")
+FORWARD, LOSS, RECOMPUTE, BACKWARD, OPTIMISE = range(len(PHASES))
 
 Int = NDArray[np.int64]
 
@@ -19,7 +22,18 @@ class Tape:
     operation (`op`) is a run of events with a layer, a phase and a micro-batch.
     """
 
-    __slots__ = ("cause", "events", "keeper", "kept_as", "maker", "ops", "quantum", "refs", "row", "size")
+    __slots__ = (
+        "cause",
+        "events",
+        "keeper",
+        "kept_as",
+        "maker",
+        "ops",
+        "quantum",
+        "refs",
+        "row",
+        "size",
+    )
 
     def __init__(self, quantum: int = 1) -> None:
         self.quantum = quantum
@@ -27,7 +41,8 @@ class Tape:
         self.refs: list[int] = []
         self.cause: list[int] = []
         self.maker: list[int] = []
-        self.keeper: list[int] = []
+        # The layer that keeps a storage, where another one made it.
+        self.keeper: dict[int, int] = {}
         self.events: list[int] = []
         self.ops: list[tuple[int, int, int, int]] = []
         self.row = 0
@@ -48,7 +63,6 @@ class Tape:
         self.refs.append(1)
         self.cause.append(cause)
         self.maker.append(self.row)
-        self.keeper.append(self.row)
         self.events.append(number)
         return number
 
@@ -60,7 +74,7 @@ class Tape:
             self.events.append(~number)
 
     def keep(self, number: int) -> int:
-        """One holder more, which keeps it for the backward pass (`kept_as`); the first gets the credit."""
+        """One holder more, until the backward pass (`kept_as`); the first one gets the credit."""
         self.refs[number] += 1
         if self.cause[number] == TEMPORARIES:
             self.cause[number] = self.kept_as
@@ -83,7 +97,9 @@ class Tape:
         made, freed = events[events >= 0], ~events[events < 0]
         alive = np.setdiff1d(made, freed, assume_unique=True)
         table = np.zeros((num_rows, len(CAUSES)), dtype=np.int64)
-        keeper, cause = np.asarray(self.keeper)[alive], np.asarray(self.cause)[alive]
+        keeper = np.asarray(self.maker)
+        keeper[list(self.keeper.keys())] = list(self.keeper.values())
+        keeper, cause = keeper[alive], np.asarray(self.cause)[alive]
         np.add.at(table, (keeper, cause), np.asarray(self.size, dtype=np.int64)[alive])
         return table
 

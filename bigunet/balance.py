@@ -6,6 +6,8 @@ None of them knows what crosses a cut; fairscale's does not even reach the best 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
+from typing import NoReturn
 
 import numpy as np
 
@@ -71,7 +73,8 @@ def block_partition(seconds: Sequence[float], stages: int) -> tuple[int, ...]:
 
     Raises
     ------
-    PlanError : for more stages than layers or fewer than 1.
+    PlanError : for more stages than layers or fewer than 1, and where the method leaves a stage
+        without layers (it may with as many stages as there are layers of any length).
     """
     num_rows = len(seconds)
     _check(num_rows, stages)
@@ -88,19 +91,23 @@ def block_partition(seconds: Sequence[float], stages: int) -> tuple[int, ...]:
             low = ends[changed - 1] if changed else 0
             sums[changed] = sum(scaled[low : ends[changed]])
 
-    while True:
+    def useless() -> NoReturn:
+        fail(
+            PlanError,
+            rule="block partition leaves every stage a layer",
+            got=f"stages that end at {ends}",
+            remedy="Ask for fewer stages, or balance in another way.",
+        )
+
+    # Where layers of no time let a stage run empty, the moves need not come to an end.
+    for _ in range(4 * stages * num_rows + 4):
         heaviest = max(range(stages), key=lambda i: (sums[i], i))
         most = sums[heaviest]
-        while True:
+        for _ in range(4 * stages * num_rows + 4):
             lightest = min(range(stages), key=lambda i: (sums[i], i))
             if most <= sums[lightest] + 1:
-                if any(b <= a for a, b in zip([0, *ends], ends, strict=False)):
-                    fail(
-                        PlanError,
-                        rule="block partition leaves every stage a layer",
-                        got=f"stages end at {ends}",
-                        remedy="Ask for fewer stages, or balance in another way.",
-                    )
+                if any(b <= a for a, b in pairwise([0, *ends])):
+                    useless()
                 return (0, *ends)
             if heaviest < lightest:
                 giver = lightest - 1
@@ -110,3 +117,6 @@ def block_partition(seconds: Sequence[float], stages: int) -> tuple[int, ...]:
                 move(lightest, 1)
             if giver == heaviest:
                 break
+        else:
+            useless()
+    useless()

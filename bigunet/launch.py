@@ -13,6 +13,7 @@ import importlib
 import json
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -32,6 +33,8 @@ from bigunet.ranks import init
 __all__ = ["launch"]
 
 _STOP_SECONDS = 60.0
+# How torchrun's agent reports a rank that a signal ended; SIGTERM is what it sends itself.
+_KILLED = re.compile(r"rank +: (\d+).*\n +exitcode +: -(?!15)(\d+)")
 
 
 def launch(
@@ -182,10 +185,16 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 def _raise_first(folder: Path, code: int) -> NoReturn:
     """Raise what the rank that failed first reported."""
+    agent = (folder / "agent").read_text(errors="replace")
     for path in _by_age(folder.glob("error-*")):
         error, text = pickle.loads(path.read_bytes())
         if error is not None:
             raise error from LaunchError("every rank ends without an error", text.strip())
+        killed = _KILLED.search(agent)
+        if killed and "Connection " in text:
+            # A rank that was killed reports nothing; the others lose the connection to it.
+            name = signal.Signals(int(killed[2])).name
+            _fail(code, f"rank {killed[1]}", f"killed by {name} (out of memory?)")
         _fail(code, f"rank {path.name.removeprefix('error-')}", text)
     for path in _by_age(folder.glob("logs/**/error.json")):
         _fail(code, f"rank {path.parent.name}", _callstack(path))
@@ -194,7 +203,7 @@ def _raise_first(folder: Path, code: int) -> NoReturn:
     for path, text in logs:
         if text.strip():
             _fail(code, f"rank {path.parent.name}", text[-8000:])
-    _fail(code, "the launcher", (folder / "agent").read_text(errors="replace")[-8000:])
+    _fail(code, "the launcher", agent[-8000:])
 
 
 def _callstack(path: Path) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +44,7 @@ def demo(
             pass
     except OSError as error:
         fail(OutputError, rule="the page can be written", got=error, remedy="Choose another path.")
-    content = nbformat.read(path, as_version=4)
+    content: Any = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
     # The kernel imports this very package, installed or not.
     paths = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
@@ -54,15 +56,17 @@ def demo(
         resources={"metadata": {"path": str(path.parent)}},
     )
     try:
-        client.execute(env=environment)
+        # The kernel's own log says nothing that a reader of the page could use.
+        client.execute(env=environment, stderr=subprocess.DEVNULL)
     except CellExecutionError as error:
         reason = str(error).strip().splitlines()[-1]
         fail(OutputError, rule="every cell of the notebook runs", got=reason, remedy="Run it in "
              "JupyterLab to see where.")  # fmt: skip
     _only_pictures(content)
-    exporter = HTMLExporter(template_name="lab", mathjax_url="", require_js_url="")
-    exporter.jquery_url = ""
+    exporter = HTMLExporter(template_name="lab")  # type: ignore[no-untyped-call]
     page, _ = exporter.from_notebook_node(content, {"metadata": {"name": path.stem}})
+    # Pictures need no scripts, some of which would be fetched.
+    page = re.sub(r"<script\b.*?</script>", "", page, flags=re.DOTALL)
     out.write_text(page, encoding="utf-8")
     print(f"Wrote {out}")
     return out

@@ -15,6 +15,12 @@ from bigunet.errors import OutputError, SceneError, fail
 __all__ = ["find_notebook", "lab"]
 
 _HOST = "127.0.0.1"
+# JupyterLab would ask the network for news, for its own updates and for extensions.
+_SILENT = (
+    "--LabApp.news_url=None",
+    "--LabApp.check_for_updates_class=jupyterlab.handlers.announcements.NeverCheckForUpdate",
+    "--LabApp.extension_manager=readonly",
+)
 
 
 def find_notebook(name: str = "00_start") -> Path:
@@ -86,7 +92,7 @@ def lab(
     command = [
         *(sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={path.parent}"),
         *(f"--ServerApp.ip={_HOST}", f"--ServerApp.port={port}", "--ServerApp.port_retries=0"),
-        *(f"--LabApp.default_url={page}", *options),
+        *(f"--LabApp.default_url={page}", *_SILENT, *options),
     ]
     if not browser:
         command.append("--no-browser")

@@ -20,7 +20,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from bigunet.views.colours import LIGHT, TEXT, rgb
 
-__all__ = ["Drawing", "lower", "nice_ticks", "to_png", "to_svg"]
+__all__ = ["Drawing", "Extent", "extent", "lower", "nice_ticks", "to_png", "to_svg"]
 
 # Room for the axes' numbers and names around the frame: left, right, top, bottom.
 _MARGINS = (74, 16, 30, 46)
@@ -127,18 +127,16 @@ def _extent(leaves: Sequence[Any], limits: Any, dim: int, padding: float) -> tup
     for leaf in leaves:
         if not len(leaf):
             continue
-        bounds = (
-            leaf.bounds.lbrt()
-            if isinstance(leaf, hv.Image | hv.RGB)
-            else (leaf.range(0)[0], leaf.range(1)[0], leaf.range(0)[1], leaf.range(1)[1])
-        )
-        if isinstance(leaf, hv.Rectangles | hv.Segments):
-            ends = [np.asarray(leaf.dimension_values(i), float) for i in (dim, dim + 2)]
-            bounds = [0, 0, 0, 0]
-            bounds[dim], bounds[dim + 2] = np.minimum(*ends).min(), np.maximum(*ends).max()
-        if bounds[dim] is not None and math.isfinite(bounds[dim]):
-            lows.append(float(bounds[dim]))
-            highs.append(float(bounds[dim + 2]))
+        if isinstance(leaf, hv.RGB):
+            bounds = leaf.bounds.lbrt()
+            values = np.array([bounds[dim], bounds[dim + 2]], float)
+        else:
+            ends = (dim, dim + 2) if isinstance(leaf, hv.Rectangles | hv.Segments) else (dim,)
+            values = np.concatenate([np.asarray(leaf.dimension_values(i), float) for i in ends])
+        values = values[np.isfinite(values)]
+        if values.size:
+            lows.append(float(values.min()))
+            highs.append(float(values.max()))
     if not lows:
         return 0.0, 1.0
     low, high = min(lows), max(highs)
@@ -246,6 +244,50 @@ _LOWERERS: list[tuple[type | tuple[type, ...], Callable[[Any, _Axes], Iterable[A
 ]
 
 
+class Extent(NamedTuple):
+    """What of the data a plot shows; with `flip`, the y axis points down."""
+
+    x: tuple[float, float]
+    y: tuple[float, float]
+    flip: bool
+
+
+def _all_options(leaves: Sequence[Any], plot: Any) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for element in (*leaves, plot):
+        options |= _options(element, "plot")
+    return options
+
+
+def _frame_size(options: dict[str, Any]) -> tuple[int, int]:
+    width, height = options.get("frame_width"), options.get("frame_height")
+    return int(width or _FRAME[0]), int(height or _FRAME[1])
+
+
+def extent(plot: Any) -> Extent:
+    """The axes' limits: `xlim` and `ylim` where they are given, else those of the data, padded.
+
+    With `data_aspect`, one of them is widened so that a unit is as long down as across.
+    """
+    leaves = _leaves(plot)
+    return _limits(leaves, _all_options(leaves, plot))
+
+
+def _limits(leaves: Sequence[Any], options: dict[str, Any]) -> Extent:
+    width, height = _frame_size(options)
+    padding = options.get("padding", 0.0)
+    padding = float(padding if isinstance(padding, int | float) else padding[0])
+    xlim = _extent(leaves, options.get("xlim"), 0, padding)
+    ylim = _extent(leaves, options.get("ylim"), 1, padding)
+    if options.get("data_aspect"):
+        scale = max((xlim[1] - xlim[0]) / width, (ylim[1] - ylim[0]) / height)
+        xlim, ylim = (
+            (sum(lim) / 2 - scale * size / 2, sum(lim) / 2 + scale * size / 2)
+            for lim, size in ((xlim, width), (ylim, height))
+        )
+    return Extent(xlim, ylim, bool(options.get("invert_yaxis")))
+
+
 def lower(plot: Any) -> Drawing:
     """The primitives of one element or overlay.
 
@@ -254,25 +296,12 @@ def lower(plot: Any) -> Drawing:
     TypeError : for an element that is not known here.
     """
     leaves = _leaves(plot)
-    options: dict[str, Any] = {}
-    for element in (*leaves, plot):
-        options |= _options(element, "plot")
+    options = _all_options(leaves, plot)
     left, right, top, bottom = _MARGINS
-    width = int(options.get("frame_width") or _FRAME[0])
-    height = int(options.get("frame_height") or _FRAME[1])
-    padding = options.get("padding", 0.0)
-    padding = float(padding if isinstance(padding, int | float) else padding[0])
-    xlim = _extent(leaves, options.get("xlim"), 0, padding)
-    ylim = _extent(leaves, options.get("ylim"), 1, padding)
-    if options.get("data_aspect"):
-        # One data unit is as long down as across: widen the shorter side's range.
-        scale = max((xlim[1] - xlim[0]) / width, (ylim[1] - ylim[0]) / height)
-        xlim, ylim = (
-            (sum(lim) / 2 - scale * size / 2, sum(lim) / 2 + scale * size / 2)
-            for lim, size in ((xlim, width), (ylim, height))
-        )
+    width, height = _frame_size(options)
+    xlim, ylim, flip = _limits(leaves, options)
     frame = (float(left), float(top), float(width), float(height))
-    axes = _Axes(xlim, ylim, frame, bool(options.get("invert_yaxis")))
+    axes = _Axes(xlim, ylim, frame, flip)
     inner: list[Path | Text | Picture] = []
     for leaf in leaves:
         lowerer = next((make for kind, make in _LOWERERS if isinstance(leaf, kind)), None)

@@ -186,7 +186,7 @@ def plot_tile(data: xr.Dataset) -> hv.Overlay:
         toolbar=None,
         default_tools=[],
         active_tools=[],
-        framewise=True,
+        apply_ranges=False,
         show_legend=False,
         xlabel="column, pixels from the core's corner",
         ylabel="row, pixels from the core's corner",
@@ -256,10 +256,6 @@ def plot_work(data: xr.Dataset) -> hv.Overlay:
             hv.Rectangles(bars + swatches, vdims=["colour"]).opts(
                 fill_color="colour", line_color=TEXT, line_width=0.7
             ),
-            # Sets the axes' extent, which HoloViews fixes for good where it is given as an option.
-            hv.Rectangles([(-0.6, 0, width - 0.4, 1.2 * peak)]).opts(
-                fill_color=LIGHT, fill_alpha=0.0, line_color=None
-            ),
             hatch([bar[:4] for bar in bars + swatches if bar[4] == "#FFFFFF"], (width, 1.2 * peak)),
             hv.Labels(at).opts(text_align="left", text_color=TEXT, text_font_size="12px"),
         ]
@@ -267,12 +263,13 @@ def plot_work(data: xr.Dataset) -> hv.Overlay:
         title="Work of one tile, block by block (forward pass)",
         frame_width=420,
         frame_height=240,
-        framewise=True,
+        apply_ranges=False,
         show_legend=False,
         xticks=list(enumerate(blocks)),
         xlabel="block",
         ylabel="GFLOP a tile",
-        padding=0,
+        xlim=(-0.6, width - 0.4),
+        ylim=(0, 1.2 * peak),
         toolbar=None,
         default_tools=[],
         active_tools=[],

@@ -23,7 +23,8 @@ A subclass gives a title, its controls and five functions:
 
 The element types of a plot, and their order in an overlay, stay the same from state to state;
 what is not to be seen is an element without items. A plot that did not change may be the object
-that it was before: it is not drawn anew.
+that it was before: it is not drawn anew. Plots are given the option `apply_ranges=False`: their
+axes are set here, alike in the live plot and in the still one (`bigunet.views.draw.extent`).
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from bokeh.models import Plot
 from holoviews.streams import Stream
 
 from bigunet.errors import BigUNetError, SpecError, fail
-from bigunet.views.draw import to_png, to_svg
+from bigunet.views.draw import Extent, extent, to_png, to_svg
 from bigunet.views.page import STYLE, as_table, download_link, png_bundle
 
 __all__ = ["FIX", "Explorer", "Row", "fix_command"]
@@ -255,6 +256,22 @@ class Explorer(Generic[S]):
             for name in names:
                 stream = self._streams[name]
                 stream.event(number=stream.number + 1)
+            self._set_axes(names)
+
+    def extent(self, name: str) -> Extent:
+        """The axes' limits of a plot, its data's by default."""
+        return extent(self.still(self._plots[name]))
+
+    def _set_axes(self, names: Sequence[str]) -> None:
+        for group, members in self.groups().items():
+            # Linked plots share their axes.
+            if group in self._figures and not set(members).isdisjoint(names):
+                (xlim, ylim, flip) = self.extent(members[0])
+                figure = self._axes_of[group]
+                ends = ((figure.x_range, xlim), (figure.y_range, ylim[::-1] if flip else ylim))
+                for axis, (start, end) in ends:
+                    if (axis.start, axis.end) != (start, end):
+                        axis.update(start=start, end=end)
 
     def _svg(self, name: str, plot: Any) -> str:
         return to_svg(self.still(plot), f"{self.title}, {name}: {self.summary(self.data)}")
@@ -307,7 +324,10 @@ class Explorer(Generic[S]):
         for widget in (self._undo_button, self._reset_button, self._upload):
             widget.layout.width = "auto"
         self._stills = {name: widgets.HTML() for name in self._plots}
+        self._figures: dict[str, Any] = {}
+        self._axes_of: dict[str, Any] = {}
         self._figures = self._make_figures()
+        self._set_axes(list(self._plots))
         self._plot_box = widgets.VBox(list(self._figures.values()) or list(self._stills.values()))
         buttons = widgets.HBox([self._undo_button, self._reset_button, self._upload])
         buttons.layout.flex_flow = "row wrap"
@@ -338,8 +358,10 @@ class Explorer(Generic[S]):
             live = [self._live_plot(name) for name in names]
             shown = live[0] if len(live) == 1 else hv.Layout(live).cols(self.columns)
             model = hv.renderer("bokeh").get_plot(shown).state
-            for figure in model.select({"type": Plot}):
+            parts = list(model.select({"type": Plot}))
+            for figure in parts:
                 figure.on_change("inner_width", lambda attr, old, new: self._go_live())
+            self._axes_of[group] = parts[0]
             figures[group] = BokehModel(model)
         return figures
 

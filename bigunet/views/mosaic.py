@@ -11,12 +11,12 @@ import holoviews as hv
 import ipywidgets as widgets
 import numpy as np
 import xarray as xr
-from bokeh.models import Plot
 
 from bigunet.errors import ShapeError, fail
 from bigunet.scenes import ClassTable, class_table
 from bigunet.spec import UNetSpec
 from bigunet.views.colours import OKABE_ITO, rgb
+from bigunet.views.draw import Extent
 from bigunet.views.kit import Explorer, Row
 from bigunet.views.levels import IGNORE, Levels, average, majority, rgb_view
 
@@ -162,22 +162,16 @@ class MosaicViewer(Explorer[MosaicState]):
         if state != self.state:
             self._apply(state)
 
-    def _draw(self, names: Sequence[str]) -> None:
-        super()._draw(names)
-        if self.live is False or "panes" not in self._figures:
-            return
-        view = self._view(self.state)
-        self._quiet = True
+    def _set_axes(self, names: Sequence[str]) -> None:
+        quiet, self._quiet = self._quiet, True
         try:
-            for figure in self._figures["panes"]._model.select({"type": Plot}):
-                for axis, (low, high) in (
-                    (figure.x_range, view["x_range"]),
-                    (figure.y_range, view["y_range"][::-1]),
-                ):
-                    if (axis.start, axis.end) != (low, high):
-                        axis.update(start=low, end=high)
+            super()._set_axes(list(self._plots))
         finally:
-            self._quiet = False
+            self._quiet = quiet
+
+    def extent(self, name: str) -> Extent:
+        view = self._view(self.state)
+        return Extent(view["x_range"], view["y_range"], flip=True)
 
     # State in, tables out ----------------------------------------------------------------------
 
@@ -275,6 +269,7 @@ class MosaicViewer(Explorer[MosaicState]):
             frame_height=self.pane[1],
             invert_yaxis=True,
             padding=0,
+            apply_ranges=False,
             xlabel="column",
             ylabel="row",
             default_tools=["pan", "wheel_zoom"],

@@ -54,7 +54,7 @@ def download_link(name: str, text: str) -> str:
     data = base64.b64encode(text.encode()).decode()
     return (
         f'<span class="bigunet-links"><a download="{html.escape(name)}" '
-        f'href="data:{kind};base64,{data}">Download {html.escape(name)}</a></span>'
+        f'href="data:{kind};base64,{data}">Save {name.rpartition(".")[2].upper()}</a></span>'
     )
 
 

@@ -1,0 +1,319 @@
+"""The notebooks in real JupyterLab and a real browser: pixels follow the controls, offline.
+
+Screenshots go to artefacts/browser. Times are printed (`pytest -s`) and bounded loosely: other
+work on the machine counts into them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Locator, Page, sync_playwright
+
+pytestmark = pytest.mark.alone
+
+ROOT = Path(__file__).resolve().parents[1]
+SHOTS = ROOT / "artefacts" / "browser"
+TOKEN = "token-of-the-browser-tests"
+SETTINGS = {
+    # All cells stay in the page, also those out of sight.
+    "notebook-extension/tracker": {"windowingMode": "none"},
+    "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
+}
+
+# Every canvas of an explorer, through Bokeh's shadow roots, as one string of its pixels.
+CANVASES = """
+(explorer) => {
+  const found = [];
+  const walk = node => {
+    if (node.tagName === 'CANVAS') found.push(node);
+    if (node.shadowRoot) walk(node.shadowRoot);
+    for (const child of node.children || []) walk(child);
+  };
+  walk(explorer);
+  return found.filter(c => c.width && c.height).map(c => c.toDataURL()).join('|');
+}
+"""
+# From the next key press to the first frame with other pixels, in milliseconds.
+WATCH = f"""
+(explorer) => {{
+  const pixels = {CANVASES};
+  const before = pixels(explorer);
+  window.latency = new Promise(resolve => {{
+    window.addEventListener('keydown', () => {{
+      const began = performance.now();
+      const look = () => {{
+        if (pixels(explorer) !== before) resolve(performance.now() - began);
+        else if (performance.now() - began > 10000) resolve(-1);
+        else requestAnimationFrame(look);
+      }};
+      requestAnimationFrame(look);
+    }}, {{capture: true, once: true}});
+  }});
+}}
+"""
+
+
+class Lab:
+    """A JupyterLab server on copies of the notebooks."""
+
+    def __init__(self, folder: Path, *, extra: tuple[str, ...] = ()) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.folder, self.url = folder, f"http://127.0.0.1:{port}"
+        shutil.copytree(ROOT / "notebooks", folder / "notebooks")
+        for name, values in SETTINGS.items():
+            path = folder / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(values))
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+            "JUPYTER_TOKEN": TOKEN,
+            "JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"),
+            "JUPYTERLAB_WORKSPACES_DIR": str(folder / "workspaces"),
+            "JUPYTER_CONFIG_DIR": str(folder / "config"),
+            "JUPYTER_DATA_DIR": str(folder / "data"),
+            "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
+        }
+        start = folder / "notebooks" / "00_start.ipynb"
+        code = (
+            "import sys; from bigunet.lab import lab; "
+            f"sys.exit(lab({str(start)!r}, browser=False, port={port}, options={extra!r}))"
+        )
+        with (folder / "log").open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                env=environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._wait()
+
+    def _wait(self) -> None:
+        for _ in range(300):
+            assert self.process.poll() is None, self.log()
+            try:
+                self.api("status")
+            except OSError:
+                time.sleep(0.2)
+            else:
+                return
+        pytest.fail(f"JupyterLab did not start:\n{self.log()}")
+
+    def log(self) -> str:
+        return (self.folder / "log").read_text(errors="replace")
+
+    def api(self, path: str, method: str = "GET") -> Any:
+        request = urllib.request.Request(
+            f"{self.url}/api/{path}", method=method, headers={"Authorization": f"token {TOKEN}"}
+        )
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            text = answer.read()
+        return json.loads(text) if text else None
+
+    def stop_kernels(self) -> None:
+        for kernel in self.api("kernels"):
+            self.api(f"kernels/{kernel['id']}", "DELETE")
+
+    def stop(self) -> None:
+        self.stop_kernels()
+        os.killpg(self.process.pid, 15)
+        self.process.wait(timeout=30)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    server = Lab(tmp_path_factory.mktemp("lab"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: str) -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(
+            executable_path=chromium,
+            args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"],
+        )
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def page(browser: Browser, lab: Lab) -> Iterator[Page]:
+    """A page of which every console error and every request to elsewhere fails the test."""
+    context = browser.new_context(viewport={"width": 1500, "height": 1150}, accept_downloads=True)
+    made = context.new_page()
+    errors: list[str] = []
+    outside: list[str] = []
+    own = (lab.url, lab.url.replace("http", "ws"), "data:", "blob:")
+    made.on("console", lambda m: errors.append(m.text) if m.type == "error" else None)
+    made.on("pageerror", lambda e: errors.append(str(e)))
+    made.on("request", lambda r: None if r.url.startswith(own) else outside.append(r.url))
+    yield made
+    context.close()
+    lab.stop_kernels()
+    assert not outside
+    assert not errors
+
+
+def run_all(page: Page, lab: Lab, name: str) -> None:
+    """Open a notebook, run all its cells, wait for the last, and see that none failed."""
+    page.goto(f"{lab.url}/lab/tree/{name}.ipynb?token={TOKEN}&reset")
+    page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=60_000)
+    page.wait_for_selector(".jp-Notebook-ExecutionIndicator[data-status=idle]", timeout=60_000)
+    page.get_by_role("menuitem", name="Run", exact=True).click()
+    page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
+    page.wait_for_function(
+        """() => {
+          const prompts = [...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')];
+          return prompts.length && prompts.every(p => /\\[\\d+\\]/.test(p.textContent));
+        }""",
+        timeout=120_000,
+    )
+    failed = page.locator("[data-mime-type='application/vnd.jupyter.error']")
+    assert failed.count() == 0, failed.first.inner_text()
+
+
+def explorer(page: Page, title: str) -> Locator:
+    """The last explorer of that title, in sight, its figures alive."""
+    found = page.locator(".bigunet-explorer").filter(has_text=title).last
+    found.wait_for(timeout=30_000)
+    found.scroll_into_view_if_needed()
+    for _ in range(200):
+        if found.evaluate(CANVASES):
+            break
+        page.wait_for_timeout(100)
+    page.wait_for_timeout(1500)
+    assert found.locator(".bigunet-notice").count() == 0, "the comm is silent"
+    return found
+
+
+def changes(page: Page, found: Locator, act: Any, seconds: float = 15) -> bool:
+    """Whether the explorer's pixels change after `act()`."""
+    before = found.evaluate(CANVASES)
+    act()
+    for _ in range(int(seconds * 10)):
+        page.wait_for_timeout(100)
+        if found.evaluate(CANVASES) != before:
+            return True
+    return False
+
+
+def latencies(page: Page, found: Locator, keys: list[str]) -> list[float]:
+    """Milliseconds from a key press on the first slider to changed pixels, key by key."""
+    handle = found.locator(".noUi-handle").first
+    times = []
+    for key in keys:
+        handle.focus()
+        found.evaluate(WATCH)
+        page.keyboard.press(key)
+        times.append(float(page.evaluate("() => window.latency")))
+        page.wait_for_timeout(300)
+    return times
+
+
+def shoot(page: Page, name: str) -> None:
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=SHOTS / f"{name}.png")
+
+
+def test_halo_explorer_follows_the_keyboard(page: Page, lab: Lab) -> None:
+    run_all(page, lab, "01_receptive_field_and_halo")
+    found = explorer(page, "Receptive field, halo and tile")
+    assert "halo 22 pixels" in found.inner_text()
+    shoot(page, "halo")
+    times = latencies(page, found, ["ArrowRight", "ArrowLeft"] * 10)
+    print(f"\nHaloExplorer, key to pixels: median {statistics.median(times):.0f} ms {times}")
+    assert min(times) > 0
+    assert statistics.median(times) < 1500
+    handle = found.locator(".noUi-handle").first
+    handle.focus()
+    page.keyboard.press("ArrowRight")
+    found.get_by_text("halo 46 pixels").wait_for(timeout=10_000)
+    # The probe's overlay, by the space bar.
+    box = found.get_by_label("Measure by a gradient probe")
+    box.focus()
+    assert changes(page, found, lambda: page.keyboard.press("Space"))
+    found.get_by_text("Measured reach: 46 pixels").wait_for(timeout=10_000)
+    shoot(page, "halo-measured")
+    # Undo, as a button reached by keyboard: the overlay goes, then the fourth level.
+    found.get_by_role("button", name="Undo").press("Enter")
+    found.get_by_text("Measured reach").wait_for(state="detached", timeout=10_000)
+    # The export, downloaded, loaded again after a reset.
+    with page.expect_download() as download:
+        found.get_by_role("link", name="Save YAML").press("Enter")
+    path = lab.folder / "export.yaml"
+    download.value.save_as(path)
+    assert "levels: 4" in path.read_text()
+    found.get_by_role("button", name="Reset").press("Enter")
+    found.get_by_text("halo 22 pixels").wait_for(timeout=10_000)
+    with page.expect_file_chooser() as chooser:
+        found.get_by_role("button", name="Load YAML").press("Enter")
+    chooser.value.set_files(path)
+    found.get_by_text("halo 46 pixels").wait_for(timeout=10_000)
+
+
+def test_a_wrong_combination_is_said_beside_the_controls(page: Page, lab: Lab) -> None:
+    run_all(page, lab, "01_receptive_field_and_halo")
+    found = explorer(page, "Receptive field, halo and tile")
+    before = found.evaluate(CANVASES)
+    # The explorer's tile is 64: with 8 levels the stride is 128.
+    handle = found.locator(".noUi-handle").first
+    handle.focus()
+    page.keyboard.press("End")
+    found.get_by_role("alert").wait_for(timeout=10_000)
+    assert "stride 128" in found.get_by_role("alert").inner_text()
+    assert found.evaluate(CANVASES) == before, "the last good view is kept"
+    shoot(page, "halo-wrong")
+
+
+def test_mosaic_viewer_follows_keys_and_mouse(page: Page, lab: Lab) -> None:
+    run_all(page, lab, "00_start")
+    found = explorer(page, "of all labelled pixels agree")
+    shoot(page, "mosaic")
+    times = latencies(page, found, ["ArrowLeft", "ArrowRight"] * 10)
+    print(f"\nMosaicViewer, key to pixels: median {statistics.median(times):.0f} ms {times}")
+    assert min(times) > 0
+    assert statistics.median(times) < 2500
+    for name in ("Tile grid", "Halo of the central tile"):
+        box = found.get_by_label(name)
+        box.focus()
+        assert changes(page, found, lambda: page.keyboard.press("Space")), name
+    shoot(page, "mosaic-grid")
+    assert "full resolution" in found.inner_text()
+    zoom = found.get_by_role("button", name="Zoom in")
+    assert changes(page, found, lambda: zoom.press("Enter"))
+    text = found.locator(".bigunet-summary").inner_text()
+    # The wheel over the first pane moves the view, and the kernel hears of it.
+    pane = found.locator(".bk-Figure").first.bounding_box()
+    assert pane is not None
+    page.mouse.move(pane["x"] + 200, pane["y"] + 120)
+    page.mouse.wheel(0, -400)
+    page.wait_for_function(
+        "([e, t]) => e.querySelector('.bigunet-summary').innerText !== t",
+        arg=[found.element_handle(), text],
+        timeout=15_000,
+    )
+    shoot(page, "mosaic-zoomed")
+
+
+def test_sample_parallel_runs_in_the_browser(page: Page, lab: Lab) -> None:
+    run_all(page, lab, "03_sample_parallel")
+    shoot(page, "sample-parallel")
+    assert "largest relative difference" in page.locator(".jp-Notebook").inner_text()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -119,10 +120,13 @@ class CutProblem:
 
     @cached_property
     def hop_bytes(self) -> Ints:
-        """Bytes that a cut before row j sends on: the activation, and passed skips."""
+        """Bytes that a cut before row j sends on at least: the activation, and passed skips.
+
+        Where stages share devices, which skips are passed on depends on all cuts.
+        """
         sent = np.zeros(self.num_rows + 1, dtype=np.int64)
         sent[1:-1] = self.output_bytes[:-1]
-        if not self.direct_skips:
+        if not self.direct_skips and self.straight:
             sent[1:-1] += open_skips(self.skips, self.num_rows)[1:-1]
         return sent
 
@@ -163,17 +167,25 @@ def link_seconds(link: Link, num_bytes: Any) -> Any:
 
 
 def transfer_bytes(problem: CutProblem, cuts: Ints) -> dict[tuple[int, int], Ints]:
-    """Bytes of one micro-batch from stage to later stage, entries for pairs on two devices."""
+    """Bytes of one micro-batch from stage to later stage, entries for pairs on two devices.
+
+    A skip that is joined on the device that made it stays there. Any other one is sent straight
+    to the joining stage, or is passed on by every stage between.
+    """
     num, devices = problem.num_stages, problem.devices
     sent = {(s, s + 1): problem.hop_bytes[cuts[:, s + 1]] for s in range(num - 1)}
-    if problem.direct_skips:
+    if problem.direct_skips or not problem.straight:
         for skip in problem.skips:
+            source = (cuts[:, 1:] <= skip.source).sum(axis=1)
+            sink = (cuts[:, 1:] <= skip.sink).sum(axis=1)
             for s in range(num):
-                made = (cuts[:, s] <= skip.source) & (skip.source < cuts[:, s + 1])
                 for t in range(s + 1, num):
-                    joined = (cuts[:, t] <= skip.sink) & (skip.sink < cuts[:, t + 1])
-                    extra = np.where(made & joined, skip.num_bytes, 0)
-                    sent[s, t] = sent.get((s, t), 0) + extra
+                    if devices[s] == devices[t]:
+                        continue
+                    extra = np.where((source == s) & (sink == t), skip.num_bytes, 0)
+                    hops = [(s, t)] if problem.direct_skips else pairwise(range(s, t + 1))
+                    for hop in hops:
+                        sent[hop] = sent.get(hop, 0) + extra
     return {(s, t): b for (s, t), b in sent.items() if devices[s] != devices[t]}
 
 

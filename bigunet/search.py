@@ -23,6 +23,7 @@ from bigunet.cuts import (
     stage_peak,
     step_seconds,
 )
+from bigunet.fold import even_fold
 from bigunet.labels import Labels, undominated
 
 __all__ = ["BestCuts", "best_cuts", "fits_memory"]
@@ -372,6 +373,12 @@ def best_cuts(problem: CutProblem, *, max_labels: int = 4000) -> BestCuts | None
         # A narrow sweep finds a first plan where stages share devices or memory is tight.
         if problem.num_rows > 2 * _COARSE:
             search.coarse()
+        if problem.keep_skips:
+            fold = even_fold(problem, search.places)
+            if fold is not None:
+                search.try_cuts(np.array([fold]))
+                search.polish()
+        if problem.num_rows > 2 * _COARSE:
             search.sweep(dominance=False, max_labels=min(max_labels, 600))
             search.polish()
             search.places = np.arange(problem.num_rows + 1)

@@ -52,10 +52,14 @@ def test_skips_direct() -> None:
 
 
 def test_nothing_crosses_within_a_device() -> None:
+    # Row 5 joins row 0's output on device 0 again; row 2's skip goes to device 0, too.
     sent = transfer_bytes(problem(devices=(0, 1, 0)), np.array([[0, 1, 3, 6]]))
-    assert sorted(sent) == [(0, 1), (1, 2)]
+    assert {k: v.tolist() for k, v in sent.items()} == {(0, 1): [10], (1, 2): [37]}
     sent = transfer_bytes(problem(devices=(0, 0, 1)), np.array([[0, 1, 3, 6]]))
-    assert sorted(sent) == [(1, 2)]
+    assert {k: v.tolist() for k, v in sent.items()} == {(1, 2): [137]}
+    folded = problem(devices=(0, 1, 1, 0))
+    sent = transfer_bytes(folded, np.array([[0, 1, 3, 5, 6]]))
+    assert {k: v.tolist() for k, v in sent.items()} == {(0, 1): [10], (2, 3): [50]}
 
 
 def test_gpipe_by_hand() -> None:

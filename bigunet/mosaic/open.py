@@ -11,6 +11,7 @@ import numpy as np
 import rasterio
 import xarray as xr
 import zarr
+from rasterio.errors import NotGeoreferencedWarning
 
 from bigunet.errors import OutputError, fail
 from bigunet.mosaic.geotiff import TAG, probabilities_path
@@ -28,8 +29,10 @@ def read_attrs(path: Path) -> dict[str, Any] | None:
         if path.is_dir():
             attrs = dict(zarr.open_group(str(path), mode="r").attrs)
         else:
-            with warnings.catch_warnings(), rasterio.open(path) as file:
-                attrs = json.loads(file.tags().get(TAG, "{}"))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", NotGeoreferencedWarning)
+                with rasterio.open(path) as file:
+                    attrs = json.loads(file.tags().get(TAG, "{}"))
     except (OSError, ValueError, KeyError, rasterio.errors.RasterioError):
         return None
     return attrs if MARK in attrs else None

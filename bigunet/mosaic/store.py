@@ -80,6 +80,7 @@ class WorkStore:
         self.journal = self.folder / "journal.jsonl"
         self.header: dict[str, Any] | None = None
         self.done: dict[int, int] = {}
+        self._arrays: dict[str, Any] = {}
         self._lock: int | None = None
         self._log: int | None = None
 
@@ -127,7 +128,10 @@ class WorkStore:
 
     def clear(self) -> None:
         """Forget the unfinished mosaic, but keep the lock."""
-        self.header, self.done = None, {}
+        self.header, self.done, self._arrays = None, {}, {}
+        if self._log is not None:
+            os.close(self._log)
+            self._log = None
         for name in ("journal.jsonl", "result.tif", "probabilities.tif"):
             (self.folder / name).unlink(missing_ok=True)
         shutil.rmtree(self.path, ignore_errors=True)
@@ -184,12 +188,15 @@ class WorkStore:
         probabilities: np.ndarray[Any, Any] | None,
     ) -> None:
         """One tile's result, on the disk when this returns."""
-        group = zarr.open_group(str(self.path), mode="r+")
-        arrays = {"labels": labels, "probabilities": probabilities}
-        for name, values in arrays.items():
+        if not self._arrays:
+            group = zarr.open_group(str(self.path), mode="r+")
+            self._arrays = {
+                name: group[name] for name in ("labels", "probabilities") if name in group
+            }
+        for name, values in (("labels", labels), ("probabilities", probabilities)):
             if values is None:
                 continue
-            array: Any = group[name]
+            array = self._arrays[name]
             array[(..., *box.slices)] = values
             height, width = array.chunks[-2:]
             lead = ("c", "0") if values.ndim == 3 else ("c",)

@@ -140,7 +140,7 @@ class Replay(Forward):
         for i in range(stop - 1, start - 1, -1):
             row = rows[i]
             tape.row = i
-            ops.append((len(events), i, BACKWARD, micro_batch))
+            ops.extend((len(events), i, BACKWARD, micro_batch))
             gradient = backwards[row.kind](i, row, gradient, saved.pop(i))
         return gradient
 

@@ -94,7 +94,7 @@ class Forward:
         for i in range(start, stop):
             row = rows[i]
             tape.row = i
-            ops.append((len(events), i, phase, micro_batch))
+            ops.extend((len(events), i, phase, micro_batch))
             x, kept = forwards[row.kind](i, row, x)
             if keep:
                 saved[i] = kept

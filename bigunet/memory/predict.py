@@ -271,9 +271,9 @@ def _dataset(
     for run, fixed, table in runs:
         tape = run.tape
         number, delta = tape.deltas()
-        cause = np.asarray(tape.cause)[number]
+        cause = np.frombuffer(tape.cause, dtype=np.int64)[number]
         total = np.concatenate(([0], np.cumsum(delta))) + fixed.sum()
-        marks = np.asarray(tape.ops, dtype=np.int64)
+        marks = np.frombuffer(tape.ops, dtype=np.int64).reshape(-1, 4)
         tops = _tops(total, marks[:, 0])
         levels = np.tile(fixed, (len(tops), 1))
         for k in np.unique(cause):

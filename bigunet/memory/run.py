@@ -37,6 +37,7 @@ class _Open:
 
     inputs: list[tuple[int, tuple[tuple[str, int], ...]]]
     recompute: bool
+    saved: dict[int, tuple[int, ...]]
     logits: int = -1
 
 
@@ -127,6 +128,7 @@ class _Stage:
     def forward(self, micro_batch: int, recompute: bool) -> _Open:
         replay, tape = self.replay, self.replay.tape
         replay.micro_batch = micro_batch
+        replay.saved = {}
         tape.op(self.start, FORWARD, micro_batch)
         x, held = self._receive()
         inputs = []
@@ -141,7 +143,7 @@ class _Stage:
         if held >= 0:
             tape.drop(held)
         tape.kept_as = ACTIVATIONS
-        opened = _Open(inputs, recompute)
+        opened = _Open(inputs, recompute, replay.saved)
         if self.is_last:
             opened.logits = x
         else:
@@ -179,6 +181,7 @@ class _Stage:
         replay, tape = self.replay, self.replay.tape
         rows = replay.rows
         replay.micro_batch = micro_batch
+        replay.saved = opened.saved
         batch = self.image[0]
         if self.is_last:
             g = replay.loss(opened.logits, self.pixels)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -37,21 +39,22 @@ class Tape:
 
     def __init__(self, quantum: int = 1) -> None:
         self.quantum = quantum
-        self.size: list[int] = []
+        self.size = array("q")
         self.refs: list[int] = []
-        self.cause: list[int] = []
-        self.maker: list[int] = []
+        self.cause = array("q")
+        self.maker = array("q")
         # The layer that keeps a storage, where another one made it.
         self.keeper: dict[int, int] = {}
-        self.events: list[int] = []
-        self.ops: list[tuple[int, int, int, int]] = []
+        self.events = array("q")
+        # Four numbers an operation: its first event, layer, phase and micro-batch.
+        self.ops = array("q")
         self.row = 0
         self.kept_as = ACTIVATIONS
 
     def op(self, row: int, phase: int, micro_batch: int) -> None:
         """Begin an operation of layer number `row`."""
         self.row = row
-        self.ops.append((len(self.events), row, phase, micro_batch))
+        self.ops.extend((len(self.events), row, phase, micro_batch))
 
     def new(self, nbytes: int, cause: int = TEMPORARIES) -> int:
         """A new storage with one holder."""
@@ -85,29 +88,30 @@ class Tape:
 
     def deltas(self) -> tuple[Int, Int]:
         """Storage number and signed bytes of each event."""
-        events = np.asarray(self.events, dtype=np.int64)
+        events = np.frombuffer(self.events, dtype=np.int64)
         freed = events < 0
         number = np.where(freed, ~events, events)
-        size = np.asarray(self.size, dtype=np.int64)[number]
+        size = np.frombuffer(self.size, dtype=np.int64)[number]
         return number, np.where(freed, -size, size)
 
     def held(self, num_rows: int, until: int) -> Int:
         """Bytes by (layer, cause) of the storages alive after the first `until` events."""
-        events = np.asarray(self.events[:until], dtype=np.int64)
-        made, freed = events[events >= 0], ~events[events < 0]
-        alive = np.setdiff1d(made, freed, assume_unique=True)
+        events = np.frombuffer(self.events, dtype=np.int64)[:until]
+        holds = np.zeros(len(self.size), dtype=bool)
+        holds[events[events >= 0]] = True
+        holds[~events[events < 0]] = False
+        alive = np.flatnonzero(holds)
         table = np.zeros((num_rows, len(CAUSES)), dtype=np.int64)
-        keeper = np.asarray(self.maker)
+        keeper = np.array(self.maker, dtype=np.int64)
         keeper[list(self.keeper.keys())] = list(self.keeper.values())
-        keeper, cause = keeper[alive], np.asarray(self.cause)[alive]
-        np.add.at(table, (keeper, cause), np.asarray(self.size, dtype=np.int64)[alive])
+        keeper, cause = keeper[alive], np.frombuffer(self.cause, dtype=np.int64)[alive]
+        np.add.at(table, (keeper, cause), np.frombuffer(self.size, dtype=np.int64)[alive])
         return table
 
     def largest(self, num_rows: int) -> Int:
         """The largest temporary that each layer makes, in bytes."""
-        passing = np.asarray(self.cause) == TEMPORARIES
+        passing = np.frombuffer(self.cause, dtype=np.int64) == TEMPORARIES
         table = np.zeros(num_rows, dtype=np.int64)
-        np.maximum.at(
-            table, np.asarray(self.maker)[passing], np.asarray(self.size, dtype=np.int64)[passing]
-        )
+        maker = np.frombuffer(self.maker, dtype=np.int64)[passing]
+        np.maximum.at(table, maker, np.frombuffer(self.size, dtype=np.int64)[passing])
         return table

@@ -18,12 +18,10 @@ from numpy.typing import NDArray
 from bigunet.cuts import (
     CutProblem,
     link_seconds,
-    peak_bytes,
-    skips_stay,
     stage_peak,
-    step_seconds,
 )
 from bigunet.fold import even_fold
+from bigunet.incumbent import ROUNDING, Incumbent
 from bigunet.labels import Labels, undominated
 
 __all__ = ["BestCuts", "best_cuts", "fits_memory"]
@@ -36,8 +34,6 @@ _CHUNK = 500_000
 _MOST_PAIRS = 60_000
 # Networks of more rows are first cut at so many places only, spread evenly over the work.
 _COARSE = 96
-# Sums of seconds in another order differ by rounding.
-_ROUNDING = 1e-11
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,15 +46,12 @@ class BestCuts:
     proved: bool
 
 
-class _Search:
+class _Search(Incumbent):
     def __init__(self, problem: CutProblem) -> None:
-        self.problem = p = problem
-        self.rows, self.stages = p.num_rows, p.num_stages
+        super().__init__(problem)
+        p = problem
         self.forward, self.backward = p.forward_before, p.backward_before
-        self.work = p.work_before
         self.total = float(self.forward[-1] + self.backward[-1])
-        self.best = np.inf
-        self.best_cuts: tuple[int, ...] | None = None
         self.dropped = np.inf  # least bound among labels that were dropped unproved
         # Dominance and bounds must look at the same things, or a label that a bound excludes may
         # have excluded another one before.
@@ -79,75 +72,6 @@ class _Search:
         sent = p.hop_bytes if here != there else np.zeros(self.rows + 1)
         go, back = p.link(here, there), p.link(there, here)
         return link_seconds(go, sent), link_seconds(back, sent)
-
-    def try_cuts(self, cuts: Ints) -> None:
-        """Time complete candidates and keep the best that is allowed."""
-        if not len(cuts):
-            return
-        p = self.problem
-        fine = (peak_bytes(p, cuts) <= p.memory_limit).all(axis=1)
-        if p.keep_skips:
-            fine &= skips_stay(p, cuts)
-        cuts = cuts[fine]
-        if not len(cuts):
-            return
-        seconds = step_seconds(p, cuts)
-        i = int(seconds.argmin())
-        if seconds[i] < self.best:
-            self.best = float(seconds[i])
-            self.best_cuts = tuple(int(c) for c in cuts[i])
-
-    # A first good plan ---------------------------------------------------------------------------
-
-    def greedy(self) -> None:
-        """Stages as long as a time allows; the least such time by bisection; then small moves."""
-        low, high = float(self.work[-1]) / self.stages, float(self.work[-1])
-        found: Ints | None = None
-        for _ in range(24):
-            middle = (low + high) / 2
-            cuts = self.fill(middle)
-            if cuts is None:
-                low = middle
-            else:
-                high, found = middle, cuts
-        if found is None:
-            found = self.fill(float(self.work[-1]))
-        if found is not None:
-            self.try_cuts(found[None])
-        self.polish()
-
-    def fill(self, seconds: float) -> Ints | None:
-        """Cuts where each stage is as long as time and memory allow, or None if rows are left."""
-        p, cuts = self.problem, [0]
-        for stage in range(self.stages):
-            first = cuts[-1]
-            left = self.stages - 1 - stage
-            stop = int(np.searchsorted(self.work, self.work[first] + seconds, "right")) - 1
-            stop = min(stop, self.rows - left)
-            if stop <= first:
-                return None
-            if p.stage_bytes is not None:
-                stops = np.arange(first + 1, stop + 1)
-                fits = stage_peak(p, stage, np.full_like(stops, first), stops) <= p.memory_limit
-                if not fits.any():
-                    return None
-                stop = int(stops[fits][-1])
-            cuts.append(stop)
-        return np.array(cuts) if cuts[-1] == self.rows else None
-
-    def polish(self, reach: int = 24) -> None:
-        """Move one cut at a time while that helps."""
-        if self.best_cuts is None or self.stages == 1:
-            return
-        shifts = np.array([d for d in range(-reach, reach + 1) if d])
-        while True:
-            before, base = self.best, np.array(self.best_cuts)
-            moves = np.repeat(base[None], len(shifts) * (self.stages - 1), axis=0)
-            which = np.repeat(np.arange(1, self.stages), len(shifts))
-            moves[np.arange(len(moves)), which] += np.tile(shifts, self.stages - 1)
-            self.try_cuts(moves[(np.diff(moves, axis=1) > 0).all(axis=1)])
-            if not self.best < before * (1 - _ROUNDING):
-                return
 
     # All plans -----------------------------------------------------------------------------------
 
@@ -189,7 +113,7 @@ class _Search:
         least = float(labels.bound[order[0]])
         for at in range(0, len(order), 2048):
             part = order[at : at + 2048]
-            if labels.bound[part[0]] >= self.best * (1 - _ROUNDING):
+            if labels.bound[part[0]] >= self.best * (1 - ROUNDING):
                 break
             self.try_cuts(labels.cuts[part])
         return least
@@ -324,7 +248,7 @@ class _Search:
             memory,
             bound,
         )
-        return labels.take(bound < self.best * (1 - _ROUNDING))
+        return labels.take(bound < self.best * (1 - ROUNDING))
 
     def _kept(self, labels: Labels, stage: int, stop: Ints) -> NDArray[np.bool_]:
         """Whether skips joined in the new stage were made on its device, and the others can be."""
@@ -394,7 +318,7 @@ def best_cuts(problem: CutProblem, *, max_labels: int = 4000) -> BestCuts | None
         least = search.sweep(dominance=True, max_labels=10 * max_labels)
         search.all_bounds = True
         least = min(least, search.dropped)
-        if search.best_cuts is not None and least >= search.best * (1 - _ROUNDING):
+        if search.best_cuts is not None and least >= search.best * (1 - ROUNDING):
             return _result(search, search.best)
         if problem.exact_closed_form and np.isinf(search.dropped):
             return _result(search, search.best)
@@ -428,5 +352,5 @@ def _result(search: _Search, bound: float) -> BestCuts | None:
     if search.best_cuts is None:
         return None
     bound = max(bound, search.share)
-    proved = bool(bound >= search.best * (1 - _ROUNDING))
+    proved = bool(bound >= search.best * (1 - ROUNDING))
     return BestCuts(search.best_cuts, search.best, min(bound, search.best), proved)

@@ -20,13 +20,13 @@ ROOT = Path(__file__).resolve().parents[1]
 # A module (or a sub-package, as one) imports only from those before it. Add new ones in place.
 PLANNING = """
     errors progress geometry spec tiles layers hardware machines memory cost
-    plan schedule timeline rules cuts labels fold search infeasible balance planner stage_memory simulate scaling
+    plan schedule timeline rules cuts labels fold incumbent search infeasible balance planner stage_memory simulate scaling
 """.split()
 IMAGERY = "scenes augment tile_reader sampling".split()
 NEEDS_TORCH = """
     model recompute probe checkpoint mosaic
     ranks run_folder losses metrics sample_parallel exactness evaluate calibrate optimisers train
-    pipeline measure launch
+    pipeline tracing measure launch
 """.split()
 SURFACE = ["views", "lab", "demo", "cli", "__main__"]
 ORDER = [*PLANNING, *IMAGERY, *NEEDS_TORCH, *SURFACE]

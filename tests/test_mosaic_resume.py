@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,39 +25,72 @@ from bigunet.mosaic import open_mosaic, segment
 from bigunet.mosaic.store import WorkStore, chunk_of
 
 ROOT = Path(__file__).parents[1]
-# The child prints a line when it starts, so that the killer's clock starts with the work.
-CHILD = """
-import sys, numpy as np, torch
+# A nursery imports the libraries once, then forks a process for each path that it reads. It prints
+# the process' number as that starts, and how it ended.
+NURSERY = """
+import os, sys, numpy as np, torch
 from bigunet import UNetSpec
 from bigunet.model import UNet
 from bigunet.mosaic import segment
-torch.set_num_threads(1)
-torch.manual_seed(0)
-net = UNet(UNetSpec(levels=3, channels=4, classes=4))
-limit = int(sys.argv[3]) if len(sys.argv) > 3 else 0
-if limit:
-    import resource
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-print("start", flush=True)
-for out in sys.argv[2].split(","):
+
+def work(scene, out, limit):
+    if limit:
+        import resource
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    net = UNet(UNetSpec(levels=3, channels=4, classes=4))
     try:
-        segment(net, np.load(sys.argv[1]), tile=32, out=out, precision="fp32",
-                probabilities=True, progress=False)
+        segment(net, np.load(scene), tile=32, out=out, precision="fp32", probabilities=True,
+                progress=False)
     except Exception as error:
-        print(type(error).__name__, error, flush=True)
-        raise SystemExit(3)
-    print("done", flush=True)
+        return f"{type(error).__name__} {error}"
+    return "done"
+
+print("ready", flush=True)
+for line in sys.stdin:
+    out, limit = line.split()
+    into, outof = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(outof, work(sys.argv[1], out, int(limit)).encode())
+        os._exit(0)
+    os.close(outof)
+    print(child, flush=True)
+    text = os.fdopen(into).read()
+    _, status = os.waitpid(child, 0)
+    print(os.waitstatus_to_exitcode(status), text, flush=True)
 """
 
 
-def start(scene: Path, *outs: Path, limit: int = 0) -> subprocess.Popen[str]:
-    names = ",".join(map(str, outs))
-    command = [sys.executable, "-c", CHILD, str(scene), names, *([str(limit)] if limit else [])]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    child = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
-    assert child.stdout is not None
-    assert child.stdout.readline() == "start\n"
-    return child
+class Nursery:
+    """Processes that make the mosaic of one scene, one at a time."""
+
+    def __init__(self, scene: Path) -> None:
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        env |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+        command = [sys.executable, "-c", NURSERY, str(scene)]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, text=True)
+        assert self._line() == "ready"
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().rstrip("\n")
+
+    def run(self, out: Path, *, limit: int = 0, kill_after: float | None = None) -> tuple[int, str]:
+        """Exit code (negative: the signal's number) and "done" or the error's text."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{out} {limit}\n")
+        self.process.stdin.flush()
+        child = int(self._line())
+        if kill_after is not None:
+            time.sleep(kill_after)
+            # Its nursery has not waited for it yet, or has said so: the number is still its own.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        code, _, text = self._line().partition(" ")
+        return int(code), text
 
 
 def network() -> UNet:
@@ -90,45 +125,44 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(scene: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
-    """An uninterrupted mosaic of a child process, and the seconds that it took to write."""
+def nursery(scene: Path) -> Iterator[Nursery]:
+    nursery = Nursery(scene)
+    yield nursery
+    nursery.process.communicate()
+    assert nursery.process.returncode == 0
+
+
+@pytest.fixture(scope="module")
+def whole(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
+    """An uninterrupted mosaic of another process, and the seconds that it took."""
     out = tmp_path_factory.mktemp("whole") / "mosaic.zarr"
-    child = start(scene, out)
     began = time.perf_counter()
-    assert child.stdout is not None
-    assert child.stdout.readline() == "done\n"
-    seconds = time.perf_counter() - began
-    assert child.wait(60) == 0
-    return out, seconds
+    assert nursery.run(out) == (0, "done")
+    return out, time.perf_counter() - began
 
 
 def test_killed_at_ten_random_moments_it_ends_with_the_same_bytes(
-    scene: Path, whole: tuple[Path, float], tmp_path: Path
+    nursery: Nursery, whole: tuple[Path, float], tmp_path: Path
 ) -> None:
     expected, seconds = tree(whole[0]), whole[1]
     rng, out = random.Random(0), tmp_path / "mosaic.zarr"
     work = WorkStore(out)
-    killed, reached = 0, []
-    for attempt in range(40):
+    killed, reached = 0, set()
+    for attempt in range(60):
         if killed == 10:
             break
-        child = start(scene, out)
-        time.sleep(rng.uniform(0.02, 0.35) * seconds)
-        child.kill()
-        child.communicate()
-        if child.returncode != -signal.SIGKILL or out.exists():
-            # It got to its end before the signal: look at that, and begin anew.
-            assert tree(out) == expected, attempt
+        code, _ = nursery.run(out, kill_after=rng.uniform(0, 0.4) * seconds)
+        if code == -signal.SIGKILL:
+            killed += 1
+            reached.add(work.journal.read_bytes().count(b"\n") if work.journal.exists() else 0)
+        if out.exists():  # it got to its end: look at that, and begin anew
+            assert tree(out) == expected
             out.rename(tmp_path / f"finished-{attempt}.zarr")
-            continue
-        killed += 1
-        lines = work.journal.read_bytes().count(b"\n") if work.journal.exists() else 0
-        reached.append(lines)
     assert killed == 10
-    assert len(set(reached)) > 3, f"the kills hit different moments: {reached}"
-    run(scene, out)
+    assert len(reached) > 3, f"the kills hit different moments: {reached}"
+    assert nursery.run(out) == (0, "done")
     assert tree(out) == expected
-    assert [p.name for p in tmp_path.iterdir() if p.name.endswith(".partial")] == []
+    assert not list(tmp_path.glob("*.partial"))
 
 
 def test_interrupted_from_the_keyboard_it_resumes(
@@ -176,20 +210,18 @@ def test_a_tiff_resumes_too(scene: Path, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_disk_that_fills_up_keeps_what_is_written(
-    scene: Path, whole: tuple[Path, float], tmp_path: Path
+    nursery: Nursery, whole: tuple[Path, float], tmp_path: Path
 ) -> None:
     """A limit on file sizes fails writes as a full disk does, at the first chunk above it."""
     out = tmp_path / "mosaic.zarr"
     sizes = [p.stat().st_size for p in (whole[0] / "probabilities").rglob("*") if p.is_file()]
-    limit = (min(sizes) + max(sizes)) // 2
-    child = start(scene, out, limit=limit)
-    text, _ = child.communicate(timeout=60)
-    assert child.returncode == 3
+    code, text = nursery.run(out, limit=sorted(sizes)[len(sizes) // 2])
+    assert code == 0
     assert text.startswith("OutputError the disk has room for the output; got ")
     assert "Free space on that disk, then run the same again" in text
     assert "The finished tiles are kept in mosaic.zarr.partial" in text
     assert not out.exists()
-    run(scene, out)
+    assert nursery.run(out) == (0, "done")
     assert tree(out) == tree(whole[0])
 
 

@@ -18,8 +18,9 @@ from bigunet.tile_reader import Sample, TileReader
 
 __all__ = ["calibrate_bias", "calibrate_norm", "freeze_norm"]
 
-_SHIFTS = (1.6, 0.8, 0.4, 0.2, 0.1, 0.05)
+_SHIFTS = (3.2, 1.6, 0.8, 0.4, 0.2, 0.1, 0.05)
 _ROUNDS = 4
+_STREAM = 101  # of the seed's random numbers; others place tiles
 
 
 def freeze_norm(model: nn.Module) -> None:
@@ -107,7 +108,7 @@ def calibrate_bias(
             remedy="Set head_bias, or leave the calibration out.",
         )
     share = min(1.0, num_pixels / (reader.shape[0] * reader.shape[1]))
-    rng = np.random.default_rng([seed, ranks.rank])
+    rng = np.random.default_rng([seed, _STREAM, ranks.rank])
     columns, labels = [torch.empty(spec.classes, 0)], [torch.empty(0, dtype=torch.int64)]
     for logits, truth in labelled_logits(
         model, reader, tile=tile, precision=precision, ranks=ranks

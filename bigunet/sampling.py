@@ -75,7 +75,9 @@ class Sampler:
     def draw(self, step: int, *, stream: int = 0) -> list[Sample]:
         """The samples of one step, on all ranks together. `stream` separates uses of one seed."""
         train, spec = self.train, self.spec
-        rng = np.random.default_rng([train.seed, stream, step])
+        # Seeds that differ in trailing zeros alone give one stream; the 1 keeps ours apart from
+        # whatever else was drawn with the plain seed, such as a synthetic scene.
+        rng = np.random.default_rng([train.seed, stream, step, 1])
         if self.whole:
             symmetry = int(rng.integers(8)) if train.augment else 0
             gain, offset = self._jitter(rng)
@@ -112,11 +114,11 @@ class Sampler:
         if self.focus_counts is None:
             y, x = (int(rng.integers(limit // stride + 1)) * stride for limit in limits)
         else:
-            pixel = self._pixel(rng)
-            inside = rng.integers(side, size=2)
+            # One of the starts on the stride whose core holds the pixel, all alike.
+            back = rng.integers(side // stride, size=2)
             y, x = (
-                min(max(int(p - i), 0), limit) // stride * stride
-                for p, i, limit in zip(pixel, inside, limits, strict=True)
+                min(max(p // stride - int(b), 0) * stride, limit)
+                for p, b, limit in zip(self._pixel(rng), back, limits, strict=True)
             )
         return Box(y, y + side, x, x + side)
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from bigunet import ranks as ranks_module
 from bigunet.errors import SceneError, fail
 from bigunet.losses import Objective
 from bigunet.model import UNet
@@ -193,3 +194,26 @@ def fail_on(rank: int, how: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         raise ZeroDivisionError(f"raised on rank {rank}")
     ranks.wait()
+
+
+def communicate() -> dict[str, Any]:
+    """Every kind of sum; buckets are made so small that one does not hold all."""
+    ranks = current()
+    one = float(ranks.rank + 1)
+    tensors = [torch.full((5,), one), torch.full((1,), 5 * one), torch.full((3,), 100 * one)]
+    tensors[2] = tensors[2].double()
+    before = ranks_module._BUCKET_ELEMENTS
+    ranks_module._BUCKET_ELEMENTS = 5
+    try:
+        ranks.sum_all_(tensors)
+    finally:
+        ranks_module._BUCKET_ELEMENTS = before
+    return {
+        "rank": ranks.rank,
+        "size": ranks.size,
+        "sum": ranks.sum_(torch.tensor([1.0, 2.0])).tolist(),
+        "integers": ranks.sum_(torch.tensor([ranks.rank])).tolist(),
+        "all": [tensor.tolist() for tensor in tensors],
+        "any": (ranks.any(ranks.rank == 2), ranks.any(False)),
+        "shared": ranks.share({"from": ranks.rank}),
+    }

@@ -99,7 +99,9 @@ class _Search(Incumbent):
         for stage in range(self.stages):
             low, counts = self.windows(labels, stage)
             if not dominance:
-                most = np.searchsorted(np.cumsum(counts), _MOST_PAIRS, "right")
+                # A network of many rows is not proved that way anyway.
+                pairs = _MOST_PAIRS if self.rows <= 2 * _COARSE else _MOST_PAIRS // 4
+                most = np.searchsorted(np.cumsum(counts), pairs, "right")
                 # The labels come sorted by promise.
                 labels, (low, counts) = self.cap(labels, int(most), low, counts)
             labels = self.extend(labels, stage, low, counts)

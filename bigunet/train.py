@@ -87,6 +87,7 @@ def fit(
     leave_out: Sequence[int | str] = (),
     card: dict[str, Any] | None = None,
     cache_bytes: int = 2**28,
+    weights_dtype: Literal["fp32", "bf16"] = "fp32",
     progress: bool = True,
 ) -> Fitted:
     """Train a network of `spec` on an image and its labels; on all ranks that `torchrun` started.
@@ -107,6 +108,8 @@ def fit(
     leave_out : classes that `mean_iou_kept` leaves out, such as "water".
     card : added to the weights' model card.
     cache_bytes : an image, or labels, of at most this size are held in memory on every rank.
+    weights_dtype : "bf16" rounds the final weights for a file of half the size; they are
+        calibrated and scored as rounded.
 
     A first Ctrl-C or SIGTERM ends the step at hand, writes a checkpoint and raises
     KeyboardInterrupt; a second one stops at once.
@@ -135,7 +138,7 @@ def fit(
                     run.save()
                 if stopped and run.done < train.steps:
                     raise KeyboardInterrupt(f"stopped after step {run.done}; run again to go on")
-        return run.finish(val, leave_out, card or {})
+        return run.finish(val, leave_out, card or {}, weights_dtype)
 
 
 class _Run:
@@ -289,10 +292,17 @@ class _Run:
         self.ranks.wait()
 
     def finish(
-        self, val: ScenePair | None, leave_out: Sequence[int | str], card: dict[str, Any]
+        self,
+        val: ScenePair | None,
+        leave_out: Sequence[int | str],
+        card: dict[str, Any],
+        dtype: Literal["fp32", "bf16"],
     ) -> Fitted:
         """Calibrate, score and write the weights; those of an unfinished run are not calibrated."""
         model = self._averaged()
+        if dtype == "bf16":
+            for parameter in model.parameters():
+                parameter.data = parameter.data.bfloat16().float()
         if self.train.calibrate_bias and self.done == self.train.steps:
             ids = class_ids(leave_out, self.names or range(self.spec.classes))
             calibrate_bias(
@@ -316,7 +326,14 @@ class _Run:
                 "train": self.train.to_dict(),
                 "scores": {} if scores is None else _plain(scores),
             }
-            save_weights(path, model, normalise=self.normalise, classes=self.classes, card=made)
+            save_weights(
+                path,
+                model,
+                normalise=self.normalise,
+                classes=self.classes,
+                card=made,
+                dtype=dtype,
+            )
         self.ranks.wait()
         return Fitted(model, self.folder, path, self.loss, self.seconds, self.normalise, scores)
 

@@ -92,6 +92,9 @@ def train(
     threads: Annotated[int | None, typer.Option(help="CPU threads of a rank.")] = None,
     resume: Annotated[bool, typer.Option(help="Go on with a stopped run.")] = True,
     save_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 100,
+    weights_dtype: Annotated[
+        Literal["fp32", "bf16"], typer.Option(help="Of the final file; bf16 is half as large.")
+    ] = "fp32",
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
@@ -115,6 +118,7 @@ def train(
         "resume": resume,
         "save_every": save_every,
         "validate_every": validate_every,
+        "weights_dtype": weights_dtype,
         "leave_out": [part for part in leave_out.split(",") if part],
         "progress": _shown(quiet),
         "command": "bigunet " + " ".join(sys.argv[1:]),

@@ -179,9 +179,9 @@ def save_weights(
     card: Mapping[str, Any] | None = None,
     dtype: Literal["fp32", "bf16"] = "fp32",
 ) -> Path:
-    """Write a network as safetensors; "bf16" halves the file and rounds weights to 8 bits.
+    """Write a network as safetensors; "bf16" halves the file and rounds kernels to 8 bits.
 
-    Running statistics of batch norm stay in fp32: they are few, and small ones matter.
+    Tensors of one axis (biases, scales, running statistics) stay in fp32.
 
     Raises
     ------
@@ -191,7 +191,8 @@ def save_weights(
     tensors = {}
     for name, tensor in model.state_dict().items():
         tensor = tensor.detach().cpu().contiguous()
-        narrow = dtype == "bf16" and tensor.is_floating_point() and "running" not in name
+        # Biases, scales and statistics are few, and their last bits matter.
+        narrow = dtype == "bf16" and tensor.is_floating_point() and tensor.ndim > 1
         tensors[name] = tensor.to(torch.bfloat16) if narrow else tensor.clone()
     header = {
         "format": "bigunet-weights-1",

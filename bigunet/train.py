@@ -302,7 +302,8 @@ class _Run:
         model = self._averaged()
         if dtype == "bf16":
             for parameter in model.parameters():
-                parameter.data = parameter.data.bfloat16().float()
+                if parameter.ndim > 1:
+                    parameter.data = parameter.data.bfloat16().float()
         if self.train.calibrate_bias and self.done == self.train.steps:
             ids = class_ids(leave_out, self.names or range(self.spec.classes))
             calibrate_bias(

@@ -196,7 +196,11 @@ class Explorer(Generic[S]):
         except yaml.YAMLError as error:
             fail(SpecError, rule=rule, got=str(error).splitlines()[0], remedy=remedy)
         kind = content.get("explorer") if isinstance(content, dict) else None
-        if kind != name or content.get("version") != 1 or not isinstance(content["state"], dict):
+        if (
+            kind != name
+            or content.get("version") != 1
+            or not isinstance(content.get("state"), dict)
+        ):
             got = f"{kind}, version {content.get('version')}" if kind else "something else"
             fail(SpecError, rule=rule, got=got, remedy=remedy)
         self.show(self.from_dict(content["state"]))
@@ -216,6 +220,7 @@ class Explorer(Generic[S]):
     def _changed(self, name: str) -> None:
         if self._quiet:
             return
+        began = time.monotonic()
         try:
             state = self.build({n: w.value for n, w in self.widgets.items()})
             if state == self.state:
@@ -226,10 +231,9 @@ class Explorer(Generic[S]):
         except BigUNetError as error:
             self._say(str(error))
             return
-        now = time.monotonic()
-        if before[0] != name or now - before[1] > _ONE_STEP_SECONDS:
+        if before[0] != name or began - before[1] > _ONE_STEP_SECONDS:
             self._history.append(previous)
-        self._last_change = (name, now)
+        self._last_change = (name, time.monotonic())
         self._undo_button.disabled = False
 
     def _apply(self, state: S, *, write_controls: bool = True) -> None:

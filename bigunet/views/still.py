@@ -39,7 +39,8 @@ def plot_against(data: xr.Dataset, x: str, names: list[str], *, log: bool, title
     units = {name: data[name].attrs.get("units", "1") for name in names}
     series = {name: data[name].values.astype(float) for name in names}
     positive = np.concatenate([v[v > 0] for v in series.values()])
-    floor = np.floor(np.log10(positive.min())) if positive.size else -1.0
+    # Zeros lie one power of ten below the rest.
+    floor = np.floor(np.log10(positive.min())) - 1 if positive.size else -1.0
     parts: list[Any] = []
     ends = []
     for colour, (name, values) in zip(CYCLE, series.items(), strict=False):

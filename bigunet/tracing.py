@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from bigunet.layers import Shape
 from bigunet.losses import Objective
 from bigunet.model import UNet
+from bigunet.optimisers import optimiser
 from bigunet.recompute import run_recomputed
 from bigunet.spec import TrainSpec, UNetSpec
 from bigunet.tiles import Tile
@@ -24,25 +25,11 @@ from bigunet.tiles import Tile
 __all__ = ["StepRunner", "saved_bytes", "trace_peak"]
 
 
-def _optimiser(model: nn.Module, train: TrainSpec, foreach: bool) -> torch.optim.Optimizer:
-    rate, decay = train.learning_rate, train.weight_decay
-    match train.optimiser:
-        case "adam":
-            return torch.optim.Adam(model.parameters(), rate, weight_decay=decay, foreach=foreach)
-        case "adamw":
-            return torch.optim.AdamW(model.parameters(), rate, weight_decay=decay, foreach=foreach)
-        case _:
-            momentum = train.momentum if train.optimiser == "momentum" else 0.0
-            return torch.optim.SGD(
-                model.parameters(), rate, momentum, weight_decay=decay, foreach=foreach
-            )
-
-
 class StepRunner:
     """A network with its optimiser, and one step of training on random pixels.
 
-    Parameters are as in `bigunet.memory.memory`. `foreach`: the optimiser updates all parameters
-    at once, which is torch's choice on CUDA.
+    Parameters are as in `bigunet.memory.memory`. `foreach`: SGD updates all parameters at
+    once, which is torch's choice on CUDA.
     """
 
     def __init__(
@@ -69,7 +56,10 @@ class StepRunner:
             for module in self.model.modules():
                 if isinstance(module, nn.BatchNorm2d):
                     module.eval()
-        self.optimiser = _optimiser(self.model, train, foreach)
+        self.optimiser = optimiser(self.model, train)
+        for group in self.optimiser.param_groups:
+            if not group.get("fused"):
+                group["foreach"] = foreach
         batch, _, height, width = shape_BCHW
         if tile is not None:
             height, width = tile.out.shape

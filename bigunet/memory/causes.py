@@ -71,8 +71,8 @@ class Format:
     ----------
     weight, value : bytes of a parameter, and of an activation.
     autocast : weights are cast for each convolution.
-    cuda : CUDA's choices: sizes rounded up to `quantum`, optimisers that work on all parameters
-        at once. CPU autocast also pads in fp32 (reflect and replicate), CUDA's does not.
+    cuda : CUDA's choices: sizes rounded up to `quantum`, SGD on all parameters at once. CPU
+        autocast also pads in fp32 (reflect and replicate), CUDA's does not.
     quantum : bytes to which each size is rounded up.
     """
 
@@ -123,11 +123,11 @@ def optimiser_bytes(train: TrainSpec, counts: Iterable[int], form: Format) -> in
     """State of the optimiser for parameter tensors of `counts` elements.
 
     SGD keeps none; momentum one number a weight; Adam and AdamW two, and a step count of 4 bytes
-    a tensor, which stays on the CPU where the parameters are on CUDA (`torch.optim`).
+    a tensor (`torch.optim`, fused as `bigunet.optimisers` asks for).
     """
     each = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}[train.optimiser]
     if not each:
         return 0
     counts = tuple(counts)
     state = each * rounded((n * form.weight for n in counts), form.quantum)
-    return state + (4 * len(counts) if each == 2 and not form.cuda else 0)
+    return state + (len(counts) * max(4, form.quantum) if each == 2 else 0)

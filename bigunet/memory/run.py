@@ -256,43 +256,26 @@ def _keeps(replay: Replay, row: LayerRow) -> bool:
 
 
 def _optimise(replay: Replay, start: int, stop: int) -> None:
-    """The optimiser's temporaries (`torch.optim`: one tensor after the other on a CPU, all at once
-    on CUDA): the gradient with weight decay added, and Adam's denominator, in two steps."""
-    tape, train, form = replay.tape, replay.train, replay.form
-    adam = train.optimiser in ("adam", "adamw")
-    decayed = train.weight_decay > 0 and train.optimiser != "adamw"
-    rows = replay.rows
-    weight = form.weight
-    if form.cuda:
+    """The update's temporaries: gradients with weight decay added, which SGD makes of weights (not
+    of biases and norms), one after the other on a CPU, all at once on CUDA. Adam and AdamW are
+    fused (`bigunet.optimisers`) and make none."""
+    tape, train = replay.tape, replay.train
+    if train.optimiser not in ("sgd", "momentum") or not train.weight_decay:
         tape.op(stop - 1, OPTIMISE, 0)
-        total = sum(row.parameters for row in rows[start:stop]) * weight
-        made = [tape.new(total) for _ in range(adam + decayed)]
-        for number in made:
+        return
+    sizes = [
+        (i, parameter_counts(replay.spec, row)[0] * replay.form.weight)
+        for i, row in enumerate(replay.rows[start:stop], start)
+        if row.parameters and row.kind != "norm"
+    ]
+    if replay.form.cuda:
+        tape.op(stop - 1, OPTIMISE, 0)
+        for number in [tape.new(nbytes) for _, nbytes in sizes]:
             tape.drop(number)
         return
-    denominator = gradient = -1
-    for i in range(start, stop):
-        row = rows[i]
-        if not row.parameters:
-            continue
+    for i, nbytes in sizes:
         tape.op(i, OPTIMISE, 0)
-        for count in parameter_counts(replay.spec, row):
-            nbytes = count * weight
-            if decayed:
-                # Bound to one name in the loop over parameters: the old one goes as the new comes.
-                if gradient >= 0:
-                    tape.drop(gradient)
-                gradient = tape.new(nbytes)
-            if adam:
-                root = tape.new(nbytes)
-                quotient = tape.new(nbytes)
-                tape.drop(root)
-                if denominator >= 0:
-                    tape.drop(denominator)
-                denominator = quotient
-    for number in (gradient, denominator):
-        if number >= 0:
-            tape.drop(number)
+        tape.drop(tape.new(nbytes))
 
 
 def _count(shape: Shape) -> int:

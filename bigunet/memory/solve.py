@@ -57,6 +57,13 @@ def budget_bytes(budget: int | str | Device) -> int:
     return int(budget)
 
 
+def _limit(budget: int | str | Device, how: dict[str, Any]) -> int:
+    """The budget in bytes; a device as the budget is also the device that is predicted."""
+    if isinstance(budget, str | Device):
+        how.setdefault("device", budget)
+    return budget_bytes(budget)
+
+
 def static_bytes(spec: UNetSpec, train: TrainSpec) -> int:
     """Parameters, gradients and optimiser state: what no tile is small enough to avoid."""
     rows = layer_table(spec, (1, spec.in_channels, spec.stride, spec.stride))
@@ -97,7 +104,7 @@ def largest_tile(
         shape = (number, spec.in_channels, *tile.read.shape)
         return max(peak_bytes(spec, shape, train, tile=tile, **how))
 
-    limit = budget_bytes(budget)
+    limit = _limit(budget, how)
     found = _largest(peak, limit, _LARGEST // spec.stride)
     if found is None:
         _too_small(spec, train, limit, f"a tile of {spec.stride} x {spec.stride}", peak(1))
@@ -128,7 +135,7 @@ def largest_batch(
     def peak(number: int) -> int:
         return max(peak_bytes(spec, (number, *shape_BCHW[1:]), train, tile=tile, **how))
 
-    limit = budget_bytes(budget)
+    limit = _limit(budget, how)
     found = _largest(peak, limit, _LARGEST)
     if found is None:
         _too_small(spec, train, limit, "a batch of one", peak(1))
@@ -156,7 +163,7 @@ def deepest(
     def peak(levels: int) -> int:
         return max(peak_bytes(spec.replace(levels=levels), shape_BCHW, train, **how))
 
-    limit = budget_bytes(budget)
+    limit = _limit(budget, how)
     # Not by halving: a deeper network of equal width needs little more, and padding may shrink.
     best: tuple[int, int] | None = None
     following: tuple[int, int] | None = None

@@ -74,6 +74,8 @@ def why_not(
     MemoryBudgetError, SpecError, ShapeError : for a budget, device or shape that cannot be.
     """
     limit = budget_bytes(budget)
+    if device is None and isinstance(budget, str | Device):
+        device = budget
     table = memory(spec, shape_BCHW, train, tile=tile, device=device)
     peak = int(table.peak[0])
     moment = int(table.peak_moment[0])

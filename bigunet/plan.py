@@ -86,6 +86,7 @@ class Plan:
     micro_batches : equal parts of the batch.
     schedule : "gpipe" or "1f1b"; with several stages a device, their interleaved or folded forms.
     skips : "hop" passes a skip from stage to stage, "direct" sends it to the stage that joins it.
+        A skip that is joined on the device that made it stays there, either way.
     tiles : pipelines side by side; the gradients of a stage are summed over them.
     scene_shape : (height, width) of the scene that the tiles are cut from, if it was planned.
     machine : name of the machine the plan was made for, if any.

@@ -126,10 +126,11 @@ def test_zoom_and_moves_keep_to_the_image(viewer: MosaicViewer) -> None:
     assert state.x + state.width / 2 == 300
     assert viewer.moved(state, 0, 0, 1e9).width == 32
     assert viewer.moved(state, 0, 0, 1e-9).width == viewer.state.width
+    first = viewer.state
     viewer.show(state)
     assert viewer.data.sizes["x"] >= 1
     viewer.undo()
-    assert viewer.state.width == 300
+    assert viewer.state == first
 
 
 def test_the_mouse_moves_the_view(viewer: MosaicViewer) -> None:
@@ -141,7 +142,7 @@ def test_the_mouse_moves_the_view(viewer: MosaicViewer) -> None:
 def test_buttons_zoom_all_panes(viewer: MosaicViewer) -> None:
     figure = viewer._axes_of["panes"]
     viewer.show(viewer.moved(viewer.state, 0, 0, 2))
-    assert (figure.x_range.start, figure.x_range.end) == (75, 225)
+    assert (figure.x_range.start, figure.x_range.end) == pytest.approx((75, 225), abs=0.5)
     assert figure.y_range.start > figure.y_range.end
 
 

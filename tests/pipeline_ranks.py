@@ -5,20 +5,30 @@ One start of a group of ranks costs seconds, so each function here runs many cas
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
-from collections.abc import Iterator, Sequence
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+import xarray as xr
 from torch.nn import functional as F
 
+from bigunet.errors import BigUNetError
+from bigunet.launch import launch
 from bigunet.losses import Objective
 from bigunet.model import UNet
-from bigunet.pipeline import Pipeline, deal, read_shape
+from bigunet.pipeline import Pipeline, deal, read_shape, train_plan
 from bigunet.plan import Plan, devices_of
 from bigunet.ranks import current
+from bigunet.scenes import ScenePair, pair
 from bigunet.spec import TrainSpec, UNetSpec
 from bigunet.tile_reader import Sample, TileReader
 from bigunet.tiles import tile_image
@@ -61,7 +71,7 @@ def plan_of(
     spec = SPECS[name]
     rows = UNet(spec).rows
     ends = [0, *cuts, len(rows)]
-    stages = tuple((rows[a].name, rows[b - 1].name) for a, b in zip(ends, ends[1:], strict=False))
+    stages = tuple((rows[a].name, rows[b - 1].name) for a, b in pairwise(ends))
     return Plan(
         spec=spec,
         train=more.pop("train", TrainSpec()).replace(recompute=recompute, class_weights=WEIGHTS),
@@ -244,3 +254,95 @@ def run_tiles() -> list[tuple[str, float, int, list[int]]]:
                     gathered(passes),
                 ))  # fmt: skip
     return results
+
+
+# Training ---------------------------------------------------------------------------------------
+
+
+def scene_pair() -> ScenePair:
+    image, labels = scene()
+    image[0] += 2.0 * (labels == 1)  # something to learn
+    return pair(
+        xr.DataArray(image.astype(np.float32), dims=("band", "y", "x")),
+        xr.DataArray(labels, dims=("y", "x"), attrs={"ignore": 255}),
+        check=False,
+    )
+
+
+def fitted_plan(cuts: Sequence[int] = (9,), *, tiles: int = 1, **train: Any) -> Plan:
+    """Batch norm, clipping and averages: whatever couples the stages."""
+    spec = SPECS["plain"].replace(norm="batch")
+    settings = TrainSpec(
+        tile=16, learning_rate=1e-2, steps=4, augment=True, clip_norm=0.05, average=0.9,
+        calibrate_bias=True, class_weights=WEIGHTS,
+    ).replace(**train)  # fmt: skip
+    rows = UNet(spec).rows
+    ends = [0, *cuts, len(rows)]
+    read = read_shape(SCENE, 16, spec)
+    return Plan(
+        spec=spec, train=settings, shape_BCHW=(4, 2, *read), micro_batches=4, tiles=tiles,
+        stages=tuple((rows[a].name, rows[b - 1].name) for a, b in pairwise(ends)),
+        devices=tuple(range(len(ends) - 1)), schedule="1f1b", scene_shape=SCENE,
+    )  # fmt: skip
+
+
+def train_cases(folder: str) -> None:
+    """2 pipelines of 2 stages, stopped after 3 steps and taken up again."""
+    plan = fitted_plan(tiles=2)
+    for stop in (3, None):
+        train_plan(plan, scene_pair(), f"{folder}/ranks", stop_after=stop, progress=False)
+
+
+# One start for all ------------------------------------------------------------------------------
+
+
+@functools.cache
+def on_ranks(ranks: int) -> dict[str, Any]:
+    """The results of everything that is run on so many ranks; they are started once."""
+    folder = tempfile.mkdtemp(prefix="bigunet-pipeline-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    results: dict[str, Any] = launch(
+        everything, (folder,), ranks=ranks, threads_per_rank=1, progress=False, timeout_seconds=400
+    )
+    return {**results, "folder": Path(folder)}
+
+
+def everything(folder: str) -> dict[str, Any]:
+    size = current().size
+    results: dict[str, Any] = {"cases": run_cases()}
+    if size == 2:
+        results["bad"] = bad_steps()
+    if size == 4:
+        results["tiles"] = run_tiles()
+        train_cases(folder)
+    return results
+
+
+# Faults -----------------------------------------------------------------------------------------
+
+
+def bad_steps() -> list[list[str]]:
+    """What each rank says: to other weights on rank 1, images of a wrong shape on rank 0 alone,
+    wrong labels, a plan for 4 ranks, and a good step after all that."""
+    rank = current().rank
+    plan = plan_of("plain", (9,))
+    pipeline = Pipeline(plan, network(plan.spec), Objective(3), engine="distributed")
+    x, labels = data()
+
+    def said(step: Callable[[], Any]) -> str:
+        try:
+            step()
+        except BigUNetError as error:
+            return str(error)
+        return "ok"
+
+    wide = plan_of("plain", (9,), tiles=2)
+    mixed = network(plan.spec, (torch.float64, torch.float32)[rank])
+    mine = [
+        said(lambda: Pipeline(plan, mixed, Objective(3), engine="distributed")),
+        said(lambda: pipeline.step_images(x[:2] if rank == 0 else None, labels)),
+        said(lambda: pipeline.step_images(x, labels + 1)),
+        said(lambda: Pipeline(wide, network(plan.spec), Objective(3), engine="distributed")),
+        said(lambda: pipeline.step_images(*((x, None) if rank == 0 else (None, labels)))),
+    ]
+    return gathered(mine)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from pipeline_ranks import SPECS, cases, network, one, plan_of, run_cases
+from pipeline_ranks import SPECS, cases, network, on_ranks, one, plan_of
 
-from bigunet.launch import launch
 from bigunet.model import UNet
 
 TOLERANCE = 1e-10
@@ -37,8 +36,7 @@ def test_fairscale_equals_the_plain_network(stages: int) -> None:
 @pytest.mark.parametrize("stages", [2, 3, 4])
 def test_distributed_equals_the_plain_network(stages: int) -> None:
     """GPipe and 1F1B, 2 stages cut at every layer, with every kind of recomputation."""
-    results = launch(run_cases, ranks=stages, threads_per_rank=1, progress=False,
-                     timeout_seconds=300)  # fmt: skip
+    results = on_ranks(stages)["cases"]
     assert len(results) == len(list(cases(stages)))
     for case, worst, compared in results:
         assert compared == len(all_names(case.split()[0])), case

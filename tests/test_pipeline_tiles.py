@@ -9,9 +9,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipeline_ranks import SPECS, network, run_tiles, tiled_plan, tiled_step
+from pipeline_ranks import SPECS, network, on_ranks, tiled_plan, tiled_step
 
-from bigunet.launch import launch
 from bigunet.model import UNet, pad_to_stride
 from bigunet.pipeline import equal_tiles, read_shape
 from bigunet.spec import UNetSpec
@@ -20,7 +19,9 @@ TOLERANCE = 1e-10
 
 
 @pytest.mark.parametrize("up", ["transpose", "nearest", "bilinear"])
-@pytest.mark.parametrize(("levels", "convs", "kernel"), [(2, 1, 5), (3, 2, 3), (4, 1, 3), (1, 2, 3)])
+@pytest.mark.parametrize(
+    ("levels", "convs", "kernel"), [(2, 1, 5), (3, 2, 3), (4, 1, 3), (1, 2, 3)]
+)
 def test_equal_tiles_write_the_whole_image(up: str, levels: int, convs: int, kernel: int) -> None:
     """Every output pixel from tiles of one shape, read, cropped and cut as they say."""
     spec = UNetSpec(levels=levels, convs=convs, kernel=kernel, channels=2, in_channels=1, up=up)
@@ -86,7 +87,7 @@ def test_one_process_runs_all_tiles(batch: int, micro: int) -> None:
 
 def test_tiles_times_stages_equal_the_whole_image() -> None:
     """2 x 2, 4 x 1 and 1 x 4 ranks; with unequal numbers of passes; ignored pixels included."""
-    results = launch(run_tiles, ranks=4, threads_per_rank=1, progress=False, timeout_seconds=300)
+    results = on_ranks(4)["tiles"]
     assert len(results) == 24
     for case, worst, compared, passes in results:
         assert compared == len(dict(network(SPECS[case.split()[0]]).named_parameters())), case

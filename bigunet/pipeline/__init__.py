@@ -15,7 +15,9 @@ from bigunet.pipeline.feed import (
     read_shape,
 )
 from bigunet.pipeline.protocol import Engine, EngineName, Places, Stepped
+from bigunet.pipeline.run import run_plan
 from bigunet.pipeline.step import Pipeline
+from bigunet.pipeline.train import check_plan, train_plan
 
 __all__ = [
     "Engine",
@@ -26,8 +28,11 @@ __all__ = [
     "Places",
     "Stepped",
     "Tiles",
+    "check_plan",
     "deal",
     "equal_tile",
     "equal_tiles",
     "read_shape",
+    "run_plan",
+    "train_plan",
 ]

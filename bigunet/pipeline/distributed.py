@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from bigunet.errors import LaunchError, PlanError, fail
+from bigunet.errors import BigUNetError, LaunchError, PlanError, fail
 from bigunet.pipeline.feed import Feed
 from bigunet.pipeline.protocol import Loss, Places
 from bigunet.pipeline.stage import Stage, wire_tensors
@@ -90,18 +90,37 @@ class Distributed:
             pipeline,
             plan.tiles,
         )
-        self.stage = Stage(plan, device, layers).to(ranks.device)
+        self.stage = Stage(plan, device, layers)
+        self.stage.to(ranks.device)
         self.layers = self.stage.layers
         self.has_first, self.has_last = device == 0, device == plan.num_stages - 1
-        weights = [p for p in layers.values() for p in p.parameters() if p.ndim == 4]
+        weights = [p for layer in layers.values() for p in layer.parameters() if p.ndim == 4]
         self.dtype = weights[0].dtype
-        # All stages must agree on it, so it is read off the network's first convolution.
-        self.channels_last = weights[0].shape[0] > 1 and weights[0].is_contiguous(
-            memory_format=torch.channels_last
+        # All stages must agree on it, so it is read off the whole network.
+        self.channels_last = any(
+            w.is_contiguous(memory_format=torch.channels_last) and not w.is_contiguous()
+            for w in weights
         )
         self.stage.channels_last = self.channels_last
+        self._check_same()
         self._schedules: dict[bool, Any] = {}
         self._loss: Loss | None = None
+
+    def _check_same(self) -> None:
+        """A difference between ranks would end in messages of the wrong size, or none."""
+        ranks = self.places.all
+        mine = {**self.plan.to_dict(), "weights": str(self.dtype), "layout": self.channels_last}
+        theirs = ranks.share(mine)
+        assert isinstance(theirs, dict)
+        differing = [key for key, value in mine.items() if theirs[key] != value]
+        if ranks.any(bool(differing)):
+            fail(
+                PlanError,
+                rule="all ranks run one plan, with weights of one type",
+                got=", ".join(f"{k}={mine[k]!r} ({theirs[k]!r} on rank 0)" for k in differing)
+                or "other values on another rank",
+                remedy="Give every rank the same plan and network.",
+            )
 
     def run(self, feed: Feed, loss: Loss, *, keep_logits: bool = False) -> Tensor | None:
         """See `Engine`. Every rank of the pipeline calls it.
@@ -112,7 +131,7 @@ class Distributed:
         """
         self._loss = loss
         self.stage.rewind(feed.tiles)
-        inputs = ()
+        inputs: tuple[Tensor, ...] = ()
         if self.has_first:
             x = feed.pixels(self.dtype).to(self.places.all.device)
             if self.channels_last:
@@ -123,6 +142,8 @@ class Distributed:
         try:
             logits = schedule.step(*inputs, target=target, return_outputs=keep_logits)
         except RuntimeError as error:
+            if isinstance(error.__cause__, BigUNetError):  # torch wraps what a stage raises
+                raise error.__cause__ from error
             _explain(error, self.places, self.stage.index)
             raise
         finally:
@@ -172,11 +193,12 @@ _LOST = ("connection closed", "connection reset", "timed out", "broken pipe", "c
 
 def _explain(error: RuntimeError, places: Places, stage: int) -> None:
     """Say it in words where the error only shows that another rank has gone."""
-    if any(mark in str(error).lower() for mark in _LOST) and error.__cause__ is None:
+    mark = next((m for m in _LOST if m in str(error).lower()), None)
+    if mark is not None and error.__cause__ is None:
         fail(
             LaunchError,
             rule="every rank of a pipeline stays until the step ends",
             got=f"rank {places.all.rank} (pipeline {places.index}, stage {stage}) lost a "
-            f"neighbour: {str(error).splitlines()[0]}",
+            f"neighbour ({mark})",
             remedy="Look for the cause in the rank that ended first; the last checkpoint is whole.",
         )

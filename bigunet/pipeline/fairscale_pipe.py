@@ -83,6 +83,7 @@ class FairscalePipe:
             )
         alone = Ranks(device=where[0])
         self.places = Places(alone, alone, alone)
+        self.dtype = next(self.layers.parameters()).dtype
         self._where = where
 
     def run(self, feed: Feed, loss: Loss, *, keep_logits: bool = False) -> Tensor | None:
@@ -94,8 +95,7 @@ class FairscalePipe:
                 got="micro-batches of one tile each, whose decoder is cropped",
                 remedy="Use the engine `distributed` or `reference`.",
             )
-        dtype = next(self.layers.parameters()).dtype
-        logits = self.pipe(feed.pixels(dtype).to(self._where[0]))
+        logits = self.pipe(feed.pixels(self.dtype).to(self._where[0]))
         loss(logits, feed.labels().to(logits.device)).backward()
         return logits.detach() if keep_logits else None
 

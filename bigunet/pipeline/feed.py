@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import numpy as np
 import torch
@@ -36,8 +36,11 @@ class Feed(Protocol):
     @property
     def tiles(self) -> tuple[Tile, ...] | None: ...
 
-    def check(self, plan: Plan, dtype: torch.dtype) -> None:
-        """Raise `PlanError` where it is not what the plan runs."""
+    def check(self, plan: Plan, dtype: torch.dtype, *, first: bool, last: bool) -> None:
+        """Raise `PlanError` where it is not what the plan runs.
+
+        `first`, `last` : whether this rank has the stage that takes pixels, or labels.
+        """
 
     def pixels(self, dtype: torch.dtype) -> Tensor: ...
 
@@ -51,13 +54,17 @@ class Images:
     A rank without the first stage may leave out the images, one without the last the labels.
     """
 
-    x_BCHW: Tensor | None
-    labels_BHW: Tensor | None
+    x_BCHW: Tensor | None  # noqa: N815
+    labels_BHW: Tensor | None  # noqa: N815
     stride: int
     ignore: int = 255
     tiles: None = None
 
-    def check(self, plan: Plan, dtype: torch.dtype) -> None:
+    def check(self, plan: Plan, dtype: torch.dtype, *, first: bool, last: bool) -> None:
+        if first and self.x_BCHW is None:
+            _missing("images", "first")
+        if last and self.labels_BHW is None:
+            _missing("labels", "last")
         batch, _, *size = plan.shape_BCHW
         for tensor, shape, wanted, what in (
             (self.x_BCHW, plan.shape_BCHW, dtype, "images"),
@@ -96,7 +103,7 @@ class Images:
         return torch.nn.functional.pad(labels, (0, right, 0, below), value=self.ignore)
 
 
-def _missing(what: str, stage: str) -> None:
+def _missing(what: str, stage: str) -> NoReturn:
     fail(
         PlanError,
         rule=f"a rank with the {stage} stage is given the {what}",
@@ -218,15 +225,14 @@ class Tiles:
         one = next(s for s in self.samples if s is not None)
         return [one if s is None else s for s in self.samples]
 
-    def check(self, plan: Plan, dtype: torch.dtype) -> None:
+    def check(self, plan: Plan, dtype: torch.dtype, *, first: bool, last: bool) -> None:
         shapes = {s.tile.read.shape for s in self._filled()}
         if shapes != {plan.shape_BCHW[2:]} or len(self.samples) != plan.shape_BCHW[0]:
             fail(
                 PlanError,
                 rule="the images of a plan are the read boxes of its tiles, "
                 f"{plan.shape_BCHW[0]} of {plan.shape_BCHW[2]} x {plan.shape_BCHW[3]}",
-                got=f"{len(self.samples)} of "
-                + ", ".join(f"{h} x {w}" for h, w in sorted(shapes)),
+                got=f"{len(self.samples)} of " + ", ".join(f"{h} x {w}" for h, w in sorted(shapes)),
                 remedy="Plan for this scene, train.tile and train.halo (see read_shape); an image "
                 "narrower than a read box cannot be turned (augment).",
             )
@@ -260,9 +266,7 @@ def deal(
     share: list[Sample | None] = []
     for sample in samples[pipeline::num_pipelines]:
         height, width = turned_shape(size, sample.symmetry)
-        tile = equal_tile(
-            sample.tile, Box(0, height, 0, width), train.tile, spec, halo=train.halo
-        )
+        tile = equal_tile(sample.tile, Box(0, height, 0, width), train.tile, spec, halo=train.halo)
         share.append(Sample(tile, sample.symmetry, sample.gain, sample.offset))
     batch = plan.shape_BCHW[0]
     share += [None] * (-len(share) % batch)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from bigunet.pipeline.feed import Feed
@@ -37,13 +38,14 @@ class Places:
 class Engine(Protocol):
     """Runs passes of one pipeline; gradients are added to `.grad` of `layers`' parameters.
 
-    `layers` are those of the network whose stages this rank runs. `has_first` and `has_last` say
-    whether it reads pixels and labels.
+    `layers` are those of the network whose stages this rank runs; weights are of type `dtype`.
+    `has_first` and `has_last` say whether it reads pixels and labels.
     """
 
     plan: Plan
     layers: nn.ModuleDict
     places: Places
+    dtype: torch.dtype
     has_first: bool
     has_last: bool
 

@@ -28,16 +28,16 @@ class Reference:
         self.plan = plan
         self.layers = nn.ModuleDict(dict(layers))
         self.stages = [Stage(plan, i, layers) for i in range(plan.num_stages)]
-        device = next(self.layers.parameters()).device
-        alone = Ranks(device=device)
+        weight = next(self.layers.parameters())
+        self.dtype = weight.dtype
+        alone = Ranks(device=weight.device)
         self.places = Places(alone, alone, alone)
 
     def run(self, feed: Feed, loss: Loss, *, keep_logits: bool = False) -> Tensor | None:
         """See `Engine`."""
-        weight = next(self.layers.parameters())
-        count = self.plan.micro_batches
-        pixels = feed.pixels(weight.dtype).to(weight.device).chunk(count)
-        labels = feed.labels().to(weight.device).chunk(count)
+        count, device = self.plan.micro_batches, self.places.all.device
+        pixels = feed.pixels(self.dtype).to(device).chunk(count)
+        labels = feed.labels().to(device).chunk(count)
         kept = []
         for i, (x, y) in enumerate(zip(pixels, labels, strict=True)):
             skips: dict[str, Tensor] = {}

@@ -9,7 +9,7 @@ messages need it, and the gradient of a skip comes out of the concatenation as a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 import torch
@@ -43,7 +43,7 @@ class Stage(nn.Module):
     def __init__(self, plan: Plan, index: int, layers: Mapping[str, nn.Module]) -> None:
         super().__init__()
         table, cuts = plan.table, plan.cuts
-        sizes = [b - a for a, b in zip(cuts, cuts[1:], strict=False)]
+        sizes = [b - a for a, b in pairwise(cuts)]
         self.index, self.last = index, index == plan.num_stages - 1
         self.micro_batches = plan.micro_batches
         self.part = cut(table, sizes)[index]
@@ -144,8 +144,9 @@ def wire_tensors(
         return (torch.empty(shape, dtype=dtype, device="meta"),)
     if end == len(rows):
         size = rows[-1].out_shape[-2:] if tile is None else tile.out.shape
-        return (torch.empty((plan.micro_batch, plan.spec.classes, *size), dtype=dtype,
-                            device="meta"),)
+        return (
+            torch.empty((plan.micro_batch, plan.spec.classes, *size), dtype=dtype, device="meta"),
+        )
     by_name = {row.name: row.out_shape for row in rows}
     shapes = [rows[end - 1].out_shape, *(by_name[name] for name in open_at(rows, end))]
     if plan.train.precision == "bf16-autocast":

@@ -20,7 +20,7 @@ from bigunet.model import UNet
 from bigunet.pipeline.distributed import Distributed
 from bigunet.pipeline.fairscale_pipe import FairscalePipe
 from bigunet.pipeline.feed import Feed, Images
-from bigunet.pipeline.protocol import Engine, EngineName, Stepped
+from bigunet.pipeline.protocol import Engine, EngineName, Places, Stepped
 from bigunet.pipeline.reference import Reference
 from bigunet.plan import Plan
 from bigunet.sample_parallel import narrowed
@@ -69,8 +69,12 @@ class Pipeline:
         **options: object,
     ) -> None:
         if engine not in _ENGINES:
-            fail(PlanError, rule=f"an engine is one of {', '.join(_ENGINES)}", got=engine,
-                 remedy="Choose one.")
+            fail(
+                PlanError,
+                rule=f"an engine is one of {', '.join(_ENGINES)}",
+                got=engine,
+                remedy="Choose one.",
+            )
         plan.check_run(model.spec, plan.num_ranks)
         check_objective(objective)
         _check_weights(model, plan)
@@ -83,14 +87,15 @@ class Pipeline:
         own = self.engine.layers
         # The layers that are optimised: the model's own, in fp32 where those that run are bf16.
         self.layers = nn.ModuleDict({name: model.layers[name] for name in own})
-        self.layers.to(self.engine.places.all.device) if narrow else None
+        if narrow:
+            self.layers.to(self.engine.places.all.device)
         self._wide: dict[str, Tensor] = {}
         if narrow:
             self._widen(own)
 
     @property
-    def places(self):  # type: ignore[no-untyped-def]
-        """See `bigunet.pipeline.protocol.Places`."""
+    def places(self) -> Places:
+        """Where this rank stands."""
         return self.engine.places
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
@@ -150,10 +155,8 @@ class Pipeline:
     def refresh(self) -> None:
         """Bring bf16 layers up to the fp32 weights after an optimiser step."""
         if self._wide:
-            with torch.no_grad():
-                mine, theirs = self.engine.layers, self.layers
-                for one, other in zip(mine.parameters(), theirs.parameters(), strict=True):
-                    one.copy_(other)
+            # In place, and rounded: both have the same names.
+            self.engine.layers.load_state_dict(self.layers.state_dict())
 
     def _count(self, feeds: Sequence[Feed]) -> np.ndarray:
         """Labelled pixels of each class on all ranks, after a check that all can begin.
@@ -164,13 +167,8 @@ class Pipeline:
         counts = np.zeros(classes + 2, np.int64)
         fault: BigUNetError | None = None
         try:
-            dtype = next(engine.layers.parameters(), torch.empty(0)).dtype
-            if hasattr(engine, "dtype"):
-                dtype = engine.dtype
             for feed in feeds:
-                feed.check(self.plan, dtype)
-                if engine.has_first and isinstance(feed, Images):
-                    feed.pixels(dtype)
+                feed.check(self.plan, engine.dtype, first=engine.has_first, last=engine.has_last)
                 if engine.has_last:
                     counts[:-1] += self.objective.count(feed.labels().numpy(force=True))
         except BigUNetError as error:

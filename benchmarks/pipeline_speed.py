@@ -1,0 +1,137 @@
+"""Pipelined training on this machine: speed-up, planned cuts, and the simulator's word.
+
+    python benchmarks/pipeline_speed.py speedup     # 2 ranks of one thread against one process
+    python benchmarks/pipeline_speed.py plans       # planned against fairscale's cuts, and
+                                                    # simulated against measured step times
+    python benchmarks/pipeline_speed.py plans --quick --json
+
+Layers and messages are timed here first, with one thread, and the planner works with those
+seconds. Needs two idle cores. Steps are those of the engine `distributed`, forward, backward and
+the sums over ranks, without the optimiser. fairscale's cuts are those that its `balance_by_time`
+makes from the same layer times; they run on the same engine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+from typing import Any
+
+from pipeline_runs import NETS, plain_steps, steps
+
+from bigunet.hardware import Machine
+from bigunet.launch import launch
+from bigunet.layers import layer_table
+from bigunet.plan import Plan
+from bigunet.planner import balanced_plan, find_plan
+from bigunet.simulate import simulate
+from bigunet.spec import TrainSpec
+from bigunet.timing import this_machine, time_layers
+
+
+def run(function: Any, *args: Any, ranks: int) -> Any:
+    return launch(function, args, ranks=ranks, threads_per_rank=1, progress=False)
+
+
+def speedup(machine: Machine, nets: Any, rounds: int, micro_batches: int) -> list[dict[str, Any]]:
+    """2 stages on 2 ranks against one process, which takes the batch whole or in parts."""
+    rows = []
+    for name, spec, side in nets:
+        cost = time_layers(spec, (side, side), threads=1, rounds=rounds)
+        table = layer_table(spec, (micro_batches, spec.in_channels, side, side))
+        plan = find_plan(
+            table, cost, spec=spec, train=TrainSpec(), machine=machine, stages=2,
+            micro_batches=micro_batches,
+        ).plan  # fmt: skip
+        text = plan.to_yaml()
+        plain = statistics.median(run(plain_steps, text, rounds, ranks=1))
+        (parts,) = map(statistics.median, run(steps, [text], rounds, ranks=1))
+        (two,) = map(statistics.median, run(steps, [text], rounds, ranks=2))
+        rows.append({
+            "net": name,
+            "second stage": plan.stages[1][0],
+            "whole batch s": plain,
+            "micro-batches s": parts,
+            "2 ranks s": two,
+            "speed-up": min(plain, parts) / two,
+            "simulated speed-up": min(plain, parts)
+            / simulate(plan, cost, machine).attrs["step_seconds"],
+        })  # fmt: skip
+    return rows
+
+
+def plans(machine: Machine, nets: Any, rounds: int, micro_batches: int) -> list[dict[str, Any]]:
+    """Planned cuts and fairscale's, GPipe and 1F1B: simulated and measured step times."""
+    rows = []
+    for i, (name, spec, side) in enumerate(nets):
+        cost = time_layers(spec, (side, side), threads=1, rounds=rounds)
+        table = layer_table(spec, (micro_batches, spec.in_channels, side, side))
+        arguments: dict[str, Any] = {
+            "spec": spec, "train": TrainSpec(), "machine": machine, "stages": 2,
+            "micro_batches": micro_batches, "schedule": ("gpipe", "1f1b")[i % 2],
+        }  # fmt: skip
+        ours = find_plan(table, cost, **arguments).plan
+        theirs = balanced_plan(table, cost, by="fairscale", **arguments).plan
+        both: list[Plan] = [ours, theirs]
+        measured = [
+            statistics.median(times)
+            for times in run(steps, [p.to_yaml() for p in both], rounds, ranks=2)
+        ]
+        simulated = [simulate(p, cost, machine).attrs["step_seconds"] for p in both]
+        rows.append({
+            "net": name,
+            "schedule": arguments["schedule"],
+            "ours": ours.stages[1][0],
+            "fairscale's": theirs.stages[1][0],
+            "ours s": measured[0],
+            "fairscale's s": measured[1],
+            "gain": measured[1] / measured[0],
+            "simulated gain": simulated[1] / simulated[0],
+            "simulated / measured, ours": simulated[0] / measured[0],
+            "simulated / measured, fairscale's": simulated[1] / measured[1],
+        })  # fmt: skip
+    return rows
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
+    if "gain" not in rows[0]:
+        return {"least speed-up": min(r["speed-up"] for r in rows)}
+    gains = [r["gain"] for r in rows]
+    errors = [abs(v - 1) for r in rows for k, v in r.items() if k.startswith("simulated /")]
+    return {
+        "geometric mean of the gain": math.exp(statistics.fmean(map(math.log, gains))),
+        "least gain": min(gains),
+        "largest error of the simulator": max(errors),
+        "median error of the simulator": statistics.median(errors),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=["speedup", "plans"])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--micro-batches", type=int, default=8)
+    parser.add_argument("--quick", action="store_true", help="two networks, three rounds")
+    parser.add_argument("--json", action="store_true", help="print JSON only")
+    args = parser.parse_args()
+    nets, rounds = (NETS[:2], 3) if args.quick else (NETS, args.rounds)
+    machine = this_machine()
+    link = machine.inside
+    rows = (speedup if args.what == "speedup" else plans)(machine, nets, rounds, args.micro_batches)
+    totals = summary(rows)
+    if args.json:
+        print(json.dumps({"link": [link.bytes_per_second, link.latency_seconds], "rows": rows,
+                          **totals}))  # fmt: skip
+        return
+    print(f"link: {link.bytes_per_second / 1e9:.2f} GB/s, {link.latency_seconds * 1e6:.0f} us")
+    for row in rows:
+        print(", ".join(f"{k}: {v:.3f}" if isinstance(v, float) else f"{k}: {v}"
+                        for k, v in row.items()))  # fmt: skip
+    for key, value in totals.items():
+        print(f"{key}: {value:.3f}")
+
+
+if __name__ == "__main__":
+    main()

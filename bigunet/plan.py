@@ -333,10 +333,17 @@ class Plan:
         return cls.from_dict(values)
 
     def save(self, path: str | Path) -> None:
-        """Write the plan as YAML."""
-        Path(path).write_text(self.to_yaml(), encoding="utf-8")
+        """Write the plan as YAML; `PlanError` where that cannot be."""
+        try:
+            Path(path).write_text(self.to_yaml(), encoding="utf-8")
+        except OSError as error:
+            raise PlanError("a plan's file can be written", error, "Choose a path.") from error
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read a plan that `save` wrote."""
-        return cls.from_yaml(Path(path).read_text(encoding="utf-8"))
+        """Read a plan that `save` wrote; `PlanError` for a file that is missing or no plan."""
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise PlanError("a plan's file can be read", error, "Check the path.") from error
+        return cls.from_yaml(text)

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 import bigunet
-from bigunet.cli import network, output, scene, tour
+from bigunet.cli import budget, network, output, plans, scene, tour
 from bigunet.errors import BigUNetError
 
 __all__ = ["app", "main"]
@@ -44,6 +44,10 @@ def _root(
 COMMANDS = (
     network.info,
     network.halo,
+    budget.memory,
+    budget.fit,
+    plans.stages,
+    plans.simulate,
     scene.train,
     scene.segment,
     scene.score,

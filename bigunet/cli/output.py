@@ -11,7 +11,7 @@ import typer
 
 from bigunet.errors import BigUNetError
 
-__all__ = ["Json", "emit", "report", "table"]
+__all__ = ["Json", "emit", "gib", "report", "table"]
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 
@@ -51,6 +51,11 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
         lines.append("  ".join(padded).rstrip())
     lines.insert(1, "  ".join("-" * w for w in widths))
     return lines
+
+
+def gib(num_bytes: float) -> str:
+    """Bytes as people read them: GiB with one decimal."""
+    return f"{num_bytes / 2**30:.1f} GiB"
 
 
 def report(error: BigUNetError, as_json: bool) -> None:

@@ -11,6 +11,7 @@ import pytest
 import rasterio
 from PIL import Image
 
+from bigunet.errors import SceneError
 from bigunet.scenes import (
     EARTH_CLASSES,
     EARTH_SHAPE,
@@ -22,6 +23,7 @@ from bigunet.scenes import (
     land_mean_iou,
     read_block,
     read_labels,
+    synthetic,
     training_labels,
 )
 
@@ -103,6 +105,22 @@ def test_split_by_blocks(scene):
     np.testing.assert_array_equal(a, np.where(held, 255, full))
     np.testing.assert_array_equal(b, np.where(held, full, 255))
     assert 0.2 < held_out.mean() < 0.3
+
+
+def test_a_crop_keeps_its_place_in_the_split(scene):
+    window = (77, 400, 1234, 1800)
+    whole = held_out_labels(scene.labels).values[77:400, 1234:1800]
+    np.testing.assert_array_equal(held_out_labels(scene.crop(*window).labels).values, whole)
+    np.testing.assert_array_equal(
+        earth_split(scene.labels[77:400, 1234:1800]), earth_split()[77:400, 1234:1800]
+    )
+
+
+def test_the_split_is_of_the_earth_only(scene):
+    with pytest.raises(SceneError, match="Earth"):
+        held_out_labels(synthetic((200, 200)).labels)
+    with pytest.raises(SceneError, match="Earth"):
+        training_labels(scene.labels[::2, ::2])
 
 
 def test_colour_lookup_baseline(scene):

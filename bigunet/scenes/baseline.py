@@ -73,7 +73,7 @@ def colour_lookup_baseline(scene: ScenePair, bits: int = 4) -> Baseline:
         )
     if not 1 <= bits <= 6:
         fail(SceneError, rule="bits must be 1 to 6", got=bits, remedy="Take bits=4")
-    held_out, num = earth_split(scene.shape), len(scene.classes)
+    held_out, num = earth_split(scene.labels), len(scene.classes)
     counts = np.zeros((2, 1 << 3 * bits, num), np.int64)
     for y0, y1, x0, x1 in iter_blocks(scene.shape):
         r, g, b = read_block(scene.image, y0, y1, x0, x1).astype(np.int64) >> (8 - bits)

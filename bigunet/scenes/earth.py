@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xarray as xr
+
+from bigunet.errors import SceneError, fail
 
 from .classes import ClassTable
 from .formats import TiffReader, open_reader
@@ -119,25 +120,48 @@ class _EarthLabels:
         return np.asarray(groups[ids[rows][:, columns]][None])
 
 
-def earth_split(shape: Sequence[int] = EARTH_SHAPE) -> Mask:
+def earth_split(labels: xr.DataArray | None = None) -> Mask:
     """Which pixels are held out, bool (rows, columns): blocks of 130 x 150, one in four.
 
-    Block (i, j) is held out where (i + 2 j) % 4 == 0. Only labels are held out: a halo may read
-    imagery across a block's edge. For another `shape` the same rule runs from its top left corner.
+    Block (i, j) of the whole scene is held out where (i + 2 j) % 4 == 0. Only labels are held
+    out: a halo may read imagery across a block's edge.
+    labels: a crop of the Earth's labels, whose coordinates tell its place; the whole by default.
+    Raises `SceneError` for labels of another grid.
     """
-    i = np.arange(shape[-2]) // _BLOCK[0]
-    j = np.arange(shape[-1]) // _BLOCK[1]
-    return np.asarray((i[:, None] + 2 * j[None, :]) % 4 == 0)
+    i = np.arange(EARTH_SHAPE[0]) // _BLOCK[0]
+    j = np.arange(EARTH_SHAPE[1]) // _BLOCK[1]
+    whole = np.asarray((i[:, None] + 2 * j[None, :]) % 4 == 0)
+    if labels is None:
+        return whole
+    rows = np.rint((90.0 - labels.y.values) * 15 - 0.5).astype(int) - _TOP
+    columns = np.rint((180.0 + labels.x.values) * 15 - 0.5).astype(int)
+    inside = rows.min() >= 0 and rows.max() < EARTH_SHAPE[0]
+    inside = inside and columns.min() >= 0 and columns.max() < EARTH_SHAPE[1]
+    steps = np.concatenate([np.diff(rows), np.diff(columns)])
+    if not inside or not (steps == 1).all():
+        fail(
+            SceneError,
+            rule="the split is of the Earth scene's labels, or of a crop of them",
+            got=f"{labels.shape[0]} x {labels.shape[1]} labels with other coordinates",
+            remedy="Crop earth().labels, and keep its coordinates.",
+        )
+    return whole[np.ix_(rows, columns)]
 
 
 def training_labels(labels: xr.DataArray) -> xr.DataArray:
-    """The labels with every held-out pixel (`earth_split`) set to the ignored id, lazily."""
-    return _keep(labels, ~earth_split(labels.shape))
+    """The labels with every held-out pixel (`earth_split`) set to the ignored id, lazily.
+
+    A crop of the Earth keeps its place: cropping before or after is the same.
+    """
+    return _keep(labels, ~earth_split(labels))
 
 
 def held_out_labels(labels: xr.DataArray) -> xr.DataArray:
-    """The labels with every pixel that is not held out set to the ignored id, lazily."""
-    return _keep(labels, earth_split(labels.shape))
+    """The labels with every pixel that is not held out set to the ignored id, lazily.
+
+    A crop of the Earth keeps its place: cropping before or after is the same.
+    """
+    return _keep(labels, earth_split(labels))
 
 
 def _keep(labels: xr.DataArray, mask: Mask) -> xr.DataArray:

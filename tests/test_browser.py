@@ -301,6 +301,7 @@ def test_mosaic_viewer_follows_keys_and_mouse(page: Page, lab: Lab) -> None:
     assert changes(page, found, lambda: zoom.press("Enter"))
     text = found.locator(".bigunet-summary").inner_text()
     # The wheel over the first pane moves the view, and the kernel hears of it.
+    found.locator(".bk-Figure").first.scroll_into_view_if_needed()
     pane = found.locator(".bk-Figure").first.bounding_box()
     assert pane is not None
     page.mouse.move(pane["x"] + 200, pane["y"] + 120)

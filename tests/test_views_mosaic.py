@@ -134,7 +134,10 @@ def test_zoom_and_moves_keep_to_the_image(viewer: MosaicViewer) -> None:
 
 
 def test_the_mouse_moves_the_view(viewer: MosaicViewer) -> None:
-    viewer.ranges.event(x_range=(10.0, 110.0), y_range=(90.0, 20.0))
+    figure = viewer._axes_of["panes"]
+    height = 100 * viewer.pane[1] / viewer.pane[0]
+    figure.y_range.update(start=20.0 + height, end=20.0)
+    figure.x_range.update(start=10.0, end=110.0)
     assert (viewer.state.x, viewer.state.y, viewer.state.width) == (10.0, 20.0, 100.0)
     assert "Rows 20 to" in viewer.summary(viewer.data)
 

@@ -337,11 +337,11 @@ class Explorer(Generic[S]):
         buttons.layout.flex_flow = "row wrap"
         controls = widgets.VBox(
             [*self.extra_controls(), self._message, buttons, self._links, self._summary],
-            layout=widgets.Layout(width="330px", flex="0 0 auto"),
+            layout=widgets.Layout(width="318px", flex="0 0 auto"),
         )
         body = widgets.HBox(
             [controls, self._plot_box, self._table],
-            layout=widgets.Layout(flex_flow="row wrap", grid_gap="8px 20px"),
+            layout=widgets.Layout(flex_flow="row wrap", grid_gap="8px 14px"),
         )
         self.view = widgets.VBox([widgets.HTML(head + text), self._notice, body])
         self.view.add_class("bigunet-explorer")
@@ -373,12 +373,8 @@ class Explorer(Generic[S]):
         """Plots that are shown as one, their axes linked; each by itself by default."""
         return {name: [name] for name in self._plots}
 
-    def streams(self, name: str) -> Sequence[Any]:
-        """What a live plot listens to; changes of the state alone by default."""
-        return [self._streams[name]]
-
     def _live_plot(self, name: str) -> Any:
-        return hv.DynamicMap(lambda **_: self._plots[name], streams=self.streams(name))
+        return hv.DynamicMap(lambda **_: self._plots[name], streams=[self._streams[name]])
 
     # Handshake ---------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +25,9 @@ __all__ = ["MosaicState", "MosaicViewer", "confusion_counts"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_PANE_WIDTH, _PANE_HEIGHT = 400, 330
+_PANE_WIDTH, _PANE_HEIGHT = 295, 295
+# One turn of the wheel comes as several messages.
+_SETTLE_SECONDS = 0.03
 _STRIP_ROWS = 1024
 # More tile edges than this in one view would hide the image.
 _MOST_EDGES = 60
@@ -118,10 +121,13 @@ class MosaicViewer(Explorer[MosaicState]):
         height, width = self.shape
         self.pane = (_PANE_WIDTH, int(np.clip(_PANE_WIDTH * height / width, 180, _PANE_HEIGHT)))
         self._shown: dict[str, tuple[Any, Any]] = {}
-        state = self._whole(MosaicState(tile=tile))
-        self.ranges = hv.streams.RangeXY(**self._view(state))
-        super().__init__(state)
-        self.ranges.add_subscriber(self._moved)
+        self._following_mouse = False
+        self._settling: Any = None
+        super().__init__(self._whole(MosaicState(tile=tile)))
+        if figure := self._axes_of.get("panes"):
+            for axis in (figure.x_range, figure.y_range):
+                for end in ("start", "end"):
+                    axis.on_change(end, lambda attr, old, new: self._range_changed())
 
     # The view ----------------------------------------------------------------------------------
 
@@ -152,17 +158,35 @@ class MosaicViewer(Explorer[MosaicState]):
         y = float(np.clip(y, -new_tall / 2, self.shape[0] - new_tall / 2))
         return replace(state, x=x, y=y, width=width)
 
-    def _moved(self, x_range: Any = None, y_range: Any = None) -> None:
-        """The mouse moved or zoomed the view."""
-        if self._quiet or x_range is None or y_range is None:
+    def _range_changed(self) -> None:
+        """The mouse moves or zooms: follow it once its messages have come in."""
+        if self._quiet:
             return
-        x0, x1 = sorted(map(float, x_range))
-        y0, _ = sorted(map(float, y_range))
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            self._follow()
+            return
+        if self._settling is not None:
+            self._settling.cancel()
+        self._settling = loop.call_later(_SETTLE_SECONDS, self._follow)
+
+    def _follow(self) -> None:
+        """Show at the right level what the figures' axes show."""
+        figure = self._axes_of["panes"]
+        x0, x1 = sorted((float(figure.x_range.start), float(figure.x_range.end)))
+        y0 = min(float(figure.y_range.start), float(figure.y_range.end))
         state = replace(self.state, x=x0, y=y0, width=max(x1 - x0, 1.0))
         if state != self.state:
-            self._apply(state)
+            self._following_mouse = True
+            try:
+                self._apply(state, write_controls=False)
+            finally:
+                self._following_mouse = False
 
     def _set_axes(self, names: Sequence[str]) -> None:
+        if self._following_mouse:  # which may be further by now
+            return
         quiet, self._quiet = self._quiet, True
         try:
             super()._set_axes(list(self._plots))
@@ -270,8 +294,8 @@ class MosaicViewer(Explorer[MosaicState]):
             invert_yaxis=True,
             padding=0,
             apply_ranges=False,
-            xlabel="column",
-            ylabel="row",
+            xlabel="",
+            ylabel="",
             default_tools=["pan", "wheel_zoom"],
             active_tools=["pan", "wheel_zoom"],
             show_legend=False,
@@ -379,9 +403,6 @@ class MosaicViewer(Explorer[MosaicState]):
 
     def groups(self) -> Mapping[str, Sequence[str]]:
         return {"panes": list(self._plots)}
-
-    def streams(self, name: str) -> Sequence[Any]:
-        return [self._streams[name], self.ranges]
 
 
 def _window(start: float, size: float, scale: int, count: int) -> tuple[int, int]:

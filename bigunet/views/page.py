@@ -22,7 +22,7 @@ STYLE = """<style>
   border-bottom: 1px solid #c8c8c8; }
 .bigunet-table th:first-child, .bigunet-table td:first-child { text-align: left; }
 .bigunet-legend { list-style: none; margin: 4px 0; padding: 0; display: grid;
-  grid-template-columns: 1fr 1fr; line-height: 1.5; }
+  grid-template-columns: auto auto; gap: 0 10px; font-size: 12px; line-height: 1.5; }
 .bigunet-legend span { display: inline-block; width: 12px; height: 12px; margin-right: 6px;
   border: 1px solid #444; vertical-align: -1px; }
 .bigunet-links a { margin-right: 12px; text-decoration: underline; }

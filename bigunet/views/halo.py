@@ -158,6 +158,7 @@ def plot_tile(data: xr.Dataset) -> hv.Overlay:
         (side / 2, side / 2, f"core {side} x {side}"),
         (side / 2, low / 2 if halo else 0.04 * side, read_text),
     ]
+    limits = (low - 0.06 * (high - low), high + 0.06 * (high - low))
     shown, ring = _measured(data.get("gradient"))
     every = "" if step == stride else f", one line in {step // stride}"
     return hv.Overlay(
@@ -178,11 +179,12 @@ def plot_tile(data: xr.Dataset) -> hv.Overlay:
         ]
     ).opts(
         title=f"One tile to scale; lattice of stride {stride}{every}",
-        data_aspect=1,
+        # To scale, the frame being square; `data_aspect` would cost a search of all Bokeh models.
         frame_width=420,
         frame_height=420,
+        xlim=limits,
+        ylim=limits,
         invert_yaxis=True,
-        padding=0.06,
         toolbar=None,
         default_tools=[],
         active_tools=[],

@@ -2,17 +2,24 @@
 
 from bigunet.views.halo import HaloExplorer, HaloState, tile_costs
 from bigunet.views.kit import Explorer
+from bigunet.views.memory import MemoryExplorer, MemoryState, memory_by_depth
 from bigunet.views.mosaic import MosaicState, MosaicViewer
 from bigunet.views.setup import setup
+from bigunet.views.stages import StageExplorer, StageState
 from bigunet.views.still import Still, plot_against
 
 __all__ = [
     "Explorer",
     "HaloExplorer",
     "HaloState",
+    "MemoryExplorer",
+    "MemoryState",
     "MosaicState",
     "MosaicViewer",
+    "StageExplorer",
+    "StageState",
     "Still",
+    "memory_by_depth",
     "plot_against",
     "setup",
     "tile_costs",

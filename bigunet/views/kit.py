@@ -141,6 +141,10 @@ class Explorer(Generic[S]):
     def rows(self, data: xr.Dataset) -> Sequence[Row]:
         raise NotImplementedError
 
+    def more_tables(self, data: xr.Dataset) -> Mapping[str, Sequence[Row]]:
+        """Further tables below the first, by caption; none by default."""
+        return {}
+
     def summary(self, data: xr.Dataset) -> str:
         raise NotImplementedError
 
@@ -299,7 +303,8 @@ class Explorer(Generic[S]):
             f'<div role="status" aria-live="polite" class="bigunet-summary">'
             f"{html.escape(self.summary(self.data))}</div>"
         )
-        self._table.value = as_table(self.rows(self.data), self.title)
+        tables = {self.title: self.rows(self.data), **self.more_tables(self.data)}
+        self._table.value = "".join(as_table(rows, name) for name, rows in tables.items())
         self._undo_button.disabled = not self._history
         self._links.value = " ".join(download_link(*item) for item in self.exports().items())
 

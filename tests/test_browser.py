@@ -182,9 +182,11 @@ def run_all(page: Page, lab: Lab, name: str) -> None:
     page.wait_for_function(
         """() => {
           const prompts = [...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')];
-          return prompts.length && prompts.every(p => /\\[\\d+\\]/.test(p.textContent));
+          const failed = document.querySelector("[data-mime-type='application/vnd.jupyter.error']");
+          const ran = prompts.length && prompts.every(p => /\\[\\d+\\]/.test(p.textContent));
+          return failed || ran;
         }""",
-        timeout=120_000,
+        timeout=180_000,
     )
     failed = page.locator("[data-mime-type='application/vnd.jupyter.error']")
     assert failed.count() == 0, failed.first.inner_text()

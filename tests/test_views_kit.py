@@ -165,6 +165,32 @@ def test_live_figures_follow_the_state(explorer: HaloExplorer) -> None:
     assert any(1024 in list(values) for values in right)
 
 
+def packed_range(explorer: Explorer[Any], name: str) -> list[float]:
+    """The end of the x axis in what a new view on the page reads."""
+    (document,) = explorer._figures[name].render_bundle["docs_json"].values()
+    wanted = explorer._axes_of[name].x_range.id
+    found: list[float] = []
+    pending: list[Any] = [document]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, dict):
+            if node.get("id") == wanted and "attributes" in node:
+                found.append(node["attributes"]["end"])
+            pending.extend(node.values())
+        elif isinstance(node, list):
+            pending.extend(node)
+    return found
+
+
+def test_a_view_shows_the_state_of_the_moment_it_is_made(explorer: HaloExplorer) -> None:
+    figure = explorer._axes_of["tile"]
+    assert packed_range(explorer, "tile") == [figure.x_range.end]
+    explorer.show(HaloState(UNetSpec(levels=3), 1024))
+    assert packed_range(explorer, "tile") != [figure.x_range.end]
+    explorer._repr_mimebundle_()
+    assert packed_range(explorer, "tile") == [figure.x_range.end]
+
+
 def hear(figure: Any) -> None:
     """What BokehModel does with the page's first message."""
     for callback in figure._callbacks["inner_width"]:

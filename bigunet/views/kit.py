@@ -101,7 +101,7 @@ class Explorer(Generic[S]):
     columns: ClassVar[int] = 2
 
     def __init__(self, state: S) -> None:
-        self.state = self._first = state
+        self.state = self._first = self._packed = state
         self.message = ""
         self.live: bool | None = None
         self._history: list[S] = []
@@ -336,7 +336,6 @@ class Explorer(Generic[S]):
         self._figures: dict[str, Any] = {}
         self._axes_of: dict[str, Any] = {}
         self._figures = self._make_figures()
-        self._set_axes(list(self._plots))
         self._plot_box = widgets.VBox(list(self._figures.values()) or list(self._stills.values()))
         buttons = widgets.HBox([self._undo_button, self._reset_button, self._upload])
         buttons.layout.flex_flow = "row wrap"
@@ -371,8 +370,16 @@ class Explorer(Generic[S]):
             for figure in parts:
                 figure.on_change("inner_width", lambda attr, old, new: self._go_live())
             self._axes_of[group] = parts[0]
-            figures[group] = BokehModel(model)
-        return figures
+            figures[group] = model
+        # Before the figures are packed for the page, which reads later changes only once it is up.
+        self._figures = figures
+        self._set_axes(list(self._plots))
+        return {group: BokehModel(model) for group, model in figures.items()}
+
+    def _pack_figures(self) -> None:
+        """Pack the figures anew, as they are now, for a view that is about to be made."""
+        for figure in self._figures.values():
+            figure.render_bundle = figure._model_to_traits(figure._model)
 
     def groups(self) -> Mapping[str, Sequence[str]]:
         """Plots that are shown as one, their axes linked; each by itself by default."""
@@ -415,6 +422,9 @@ class Explorer(Generic[S]):
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
         """The live widget and, for the saved notebook, a picture and the summary."""
+        if self.state != self._packed:
+            self._packed = self.state
+            self._pack_figures()
         if self.live is None:
             try:
                 loop = asyncio.get_running_loop()

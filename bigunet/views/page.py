@@ -23,11 +23,14 @@ STYLE = """<style>
 .bigunet-table th:first-child, .bigunet-table td:first-child { text-align: left; }
 .bigunet-legend { list-style: none; margin: 4px 0; padding: 0; display: grid;
   grid-template-columns: auto auto; gap: 0 10px; font-size: 12px; line-height: 1.5; }
-.bigunet-legend span { display: inline-block; width: 12px; height: 12px; margin-right: 6px;
-  border: 1px solid #444; vertical-align: -1px; }
+.bigunet-legend li { display: flex; align-items: baseline; }
+.bigunet-legend span { flex: none; width: 12px; height: 12px; margin-right: 6px;
+  border: 1px solid #444; position: relative; top: 2px; }
 .bigunet-links a { margin-right: 12px; text-decoration: underline; }
 </style>"""
 
+# Files that are told apart by more than their kind.
+_NAMED = {"plan.yaml": "Save plan", "run.sh": "Save command"}
 _MIME = {"yaml": "text/yaml", "csv": "text/csv", "sh": "text/x-shellscript"}
 
 
@@ -52,9 +55,10 @@ def download_link(name: str, text: str) -> str:
     """A link that saves `text` under `name`, without a server."""
     kind = _MIME.get(name.rpartition(".")[2], "text/plain")
     data = base64.b64encode(text.encode()).decode()
+    label = _NAMED.get(name, f"Save {name.rpartition('.')[2].upper()}")
     return (
         f'<span class="bigunet-links"><a download="{html.escape(name)}" '
-        f'href="data:{kind};base64,{data}">Save {name.rpartition(".")[2].upper()}</a></span>'
+        f'href="data:{kind};base64,{data}">{label}</a></span>'
     )
 
 

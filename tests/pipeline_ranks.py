@@ -25,7 +25,7 @@ from bigunet.errors import BigUNetError
 from bigunet.launch import launch
 from bigunet.losses import Objective
 from bigunet.model import UNet
-from bigunet.pipeline import Pipeline, deal, read_shape, train_plan
+from bigunet.pipeline import Pipeline, deal, measured_timeline, read_shape, train_plan
 from bigunet.plan import Plan, devices_of
 from bigunet.ranks import current
 from bigunet.scenes import ScenePair, pair
@@ -307,9 +307,15 @@ def on_ranks(ranks: int) -> dict[str, Any]:
     return {**results, "folder": Path(folder)}
 
 
+def timeline_plan(stages: int) -> Plan:
+    cuts = {2: (9,), 3: (5, 9), 4: (5, 9, 14)}[stages]
+    return plan_of("plain", cuts, schedule="gpipe" if stages == 3 else "1f1b", micro_batches=4)
+
+
 def everything(folder: str) -> dict[str, Any]:
     size = current().size
     results: dict[str, Any] = {"cases": run_cases()}
+    results["timeline"] = measured_timeline(timeline_plan(size).to_yaml(), rounds=3)
     if size == 2:
         results["bad"] = bad_steps()
     if size == 4:

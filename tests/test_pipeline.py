@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from pipeline_ranks import SPECS, cases, network, on_ranks, one, plan_of
+from pipeline_ranks import SPECS, cases, network, on_ranks, one, plan_of, timeline_plan
 
 from bigunet.model import UNet
+from bigunet.schedule import actions
 
 TOLERANCE = 1e-10
 
@@ -41,6 +42,27 @@ def test_distributed_equals_the_plain_network(stages: int) -> None:
     for case, worst, compared in results:
         assert compared == len(all_names(case.split()[0])), case
         assert worst <= TOLERANCE, case
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_measured_timelines_obey_the_schedule(stages: int) -> None:
+    """Each rank did what the plan's list says, in its order, and nothing before its inputs."""
+    plan, table = timeline_plan(stages), on_ranks(stages)["timeline"]
+    names = ("device", "stage", "micro_batch", "kind", "start", "end")
+    rows = list(zip(*(table[name].values.tolist() for name in names), strict=True))
+    ends = {(kind, stage, mb): end for _, stage, mb, kind, _, end in rows}
+    for device, line in enumerate(actions(plan)):
+        wanted = [
+            (a.kind, a.stage, a.micro_batch) for a in line if a.kind in ("forward", "backward")
+        ]
+        if plan.schedule == "gpipe":  # torch's goes back in the order of the forward passes
+            wanted[plan.micro_batches :] = wanted[: plan.micro_batches - 1 : -1]
+        assert [(k, s, m) for d, s, m, k, _, _ in rows if d == device] == wanted
+    for _, stage, mb, kind, start, end in rows:
+        assert 0 <= start < end <= table.attrs["step_seconds"]
+        before = (kind, stage - 1, mb) if kind == "forward" else (kind, stage + 1, mb)
+        assert ends.get(before, 0.0) <= start
+    assert 0 < table.attrs["bubble"] < 1
 
 
 def test_cuts_cover_encoder_bottleneck_and_decoder() -> None:

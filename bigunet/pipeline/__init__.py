@@ -9,6 +9,7 @@ from bigunet.pipeline.feed import (
     Feed,
     Images,
     Tiles,
+    check_plan,
     deal,
     equal_tile,
     equal_tiles,
@@ -17,7 +18,8 @@ from bigunet.pipeline.feed import (
 from bigunet.pipeline.protocol import Engine, EngineName, Places, Stepped
 from bigunet.pipeline.run import run_plan
 from bigunet.pipeline.step import Pipeline
-from bigunet.pipeline.train import check_plan, train_plan
+from bigunet.pipeline.timeline import measured_timeline
+from bigunet.pipeline.train import train_plan
 
 __all__ = [
     "Engine",
@@ -32,6 +34,7 @@ __all__ = [
     "deal",
     "equal_tile",
     "equal_tiles",
+    "measured_timeline",
     "read_shape",
     "run_plan",
     "train_plan",

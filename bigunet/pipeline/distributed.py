@@ -1,12 +1,17 @@
 """The engine on torch.distributed.pipelining: one rank a stage, gloo on CPU or NCCL on GPUs.
 
 Ranks form a mesh (tiles, stages): a row is a pipeline, a column the replicas of a stage. Shapes
-on the wire are known from the plan, so no metadata is exchanged and no layer runs twice. A stage
-that is recomputed is so inside its backward pass, when the gradient has come.
+on the wire are known from the plan, so no metadata is exchanged and no layer runs twice.
+
+Two things differ from the plan's list of actions, and change no result: torch's GPipe takes the
+micro-batches backward in the order of the forward passes, not in reverse, and a stage that is
+recomputed is so inside its backward pass, once the gradient has come.
 """
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from bigunet.errors import BigUNetError, LaunchError, PlanError, fail
 from bigunet.pipeline.feed import Feed
@@ -103,6 +109,11 @@ class Distributed:
         )
         self.stage.channels_last = self.channels_last
         self._check_same()
+        #: (stage, micro-batch, kind, start, end) of each pass since it was last cleared, by
+        #: `time.perf_counter`; the newest ones.
+        self.events: deque[tuple[int, int, str, float, float]] = deque(
+            maxlen=4 * plan.micro_batches
+        )
         self._schedules: dict[bool, Any] = {}
         self._loss: Loss | None = None
 
@@ -157,15 +168,13 @@ class Distributed:
         return self._schedules[cropped]
 
     def _build(self, tile: Any) -> Any:
-        # Importing it costs a second that the other engines need not pay.
-        from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
-
         plan, index = self.plan, self.stage.index
         arriving, leaving = (
             wire_tensors(plan, i, self.dtype, tile=tile, channels_last=self.channels_last)
             for i in (index, index + 1)
         )
-        stage = PipelineStage(
+        stage = _Timed(
+            self.events,
             self.stage,
             index,
             plan.num_stages,
@@ -181,6 +190,30 @@ class Distributed:
     def _part(self, logits: Tensor, labels: Tensor) -> Tensor:
         assert self._loss is not None
         return self._loss(logits, labels)
+
+
+class _Timed(PipelineStage):
+    """torch's stage, noting when its passes begin and end; on GPUs, when they are launched."""
+
+    def __init__(
+        self, events: deque[tuple[int, int, str, float, float]], *args: Any, **kwargs: Any
+    ):
+        super().__init__(*args, **kwargs)
+        self._events = events
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        began = time.perf_counter()
+        result = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        ended = time.perf_counter()
+        self._events.append((self.stage_index, fwd_chunk_id, "forward", began, ended))
+        return result
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        began = time.perf_counter()
+        result = super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+        ended = time.perf_counter()
+        self._events.append((self.stage_index, bwd_chunk_id, "backward", began, ended))
+        return result
 
 
 def _along(mesh: DeviceMesh, axis: str, device: torch.device) -> Ranks:

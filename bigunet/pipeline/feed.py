@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from bigunet.augment import turned_shape
-from bigunet.errors import PlanError, ShapeError, fail
+from bigunet.errors import PlanError, ShapeError, SpecError, fail
 from bigunet.geometry import padded_size
 from bigunet.model import pad_to_stride
 from bigunet.plan import Plan
@@ -27,7 +27,16 @@ from bigunet.spec import UNetSpec
 from bigunet.tile_reader import Sample, TileReader
 from bigunet.tiles import Box, Crop, Tile, check_core, tile_image
 
-__all__ = ["Feed", "Images", "Tiles", "deal", "equal_tile", "equal_tiles", "read_shape"]
+__all__ = [
+    "Feed",
+    "Images",
+    "Tiles",
+    "check_plan",
+    "deal",
+    "equal_tile",
+    "equal_tiles",
+    "read_shape",
+]
 
 
 class Feed(Protocol):
@@ -200,6 +209,34 @@ def _inside(start: tuple[int, int], sides: tuple[int, int], space: Box) -> Box:
     y = max(space.y0, min(start[0], space.y1 - sides[0]))
     x = max(space.x0, min(start[1], space.x1 - sides[1]))
     return Box(y, y + sides[0], x, x + sides[1])
+
+
+def check_plan(plan: Plan, shape: tuple[int, int]) -> None:
+    """Raise `PlanError` unless the plan's images are tiles of a scene of (height, width)."""
+    train = plan.train
+    if plan.scene_shape is not None and tuple(plan.scene_shape) != tuple(shape):
+        fail(
+            PlanError,
+            rule=f"the plan was made for a scene of {plan.scene_shape[0]} x {plan.scene_shape[1]}",
+            got=f"{shape[0]} x {shape[1]}",
+            remedy="Plan anew for this scene.",
+        )
+    read = read_shape(shape, train.tile, plan.spec, halo=train.halo)
+    if plan.shape_BCHW[2:] != read:
+        fail(
+            PlanError,
+            rule=f"tiles of {train.tile} pixels are read from {read[0]} x {read[1]} here, which "
+            "is the size of a plan's images",
+            got=f"{plan.shape_BCHW[2]} x {plan.shape_BCHW[3]}",
+            remedy=f"Plan for images of {read[0]} x {read[1]}, or another train.tile.",
+        )
+    if plan.spec.norm == "batch" and not train.freeze_norm:
+        fail(
+            SpecError,
+            rule="batch norm is frozen in a pipelined run",
+            got="freeze_norm=False, with statistics that differ in each micro-batch",
+            remedy="Set freeze_norm=True, or train sample-parallel (bigunet.train.fit).",
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,7 +29,7 @@ from bigunet.metrics import class_ids
 from bigunet.model import UNet
 from bigunet.optimisers import learning_rate, optimiser
 from bigunet.pipeline.distributed import check_distributed
-from bigunet.pipeline.feed import deal, read_shape
+from bigunet.pipeline.feed import check_plan, deal
 from bigunet.pipeline.protocol import EngineName
 from bigunet.pipeline.step import Pipeline, check_objective
 from bigunet.plan import Plan
@@ -42,7 +42,7 @@ from bigunet.scenes import Normalise, ScenePair, normalisation
 from bigunet.tile_reader import TileReader
 from bigunet.train import Fitted
 
-__all__ = ["check_plan", "train_plan"]
+__all__ = ["train_plan"]
 
 _CALIBRATION_STREAM = 1  # as in bigunet.train: the same tiles calibrate both
 
@@ -111,34 +111,6 @@ def train_plan(
                 if stopped and run.done < train.steps:
                     raise KeyboardInterrupt(f"stopped after step {run.done}; run again to go on")
         return run.finish(val, leave_out, card or {})
-
-
-def check_plan(plan: Plan, shape: tuple[int, int]) -> None:
-    """Raise `PlanError` unless the plan's images are tiles of a scene of (height, width)."""
-    train = plan.train
-    if plan.scene_shape is not None and tuple(plan.scene_shape) != tuple(shape):
-        fail(
-            PlanError,
-            rule=f"the plan was made for a scene of {plan.scene_shape[0]} x {plan.scene_shape[1]}",
-            got=f"{shape[0]} x {shape[1]}",
-            remedy="Plan anew for this scene.",
-        )
-    read = read_shape(shape, train.tile, plan.spec, halo=train.halo)
-    if plan.shape_BCHW[2:] != read:
-        fail(
-            PlanError,
-            rule=f"tiles of {train.tile} pixels are read from {read[0]} x {read[1]} here, which "
-            "is the size of a plan's images",
-            got=f"{plan.shape_BCHW[2]} x {plan.shape_BCHW[3]}",
-            remedy=f"Plan for images of {read[0]} x {read[1]}, or another train.tile.",
-        )
-    if plan.spec.norm == "batch" and not train.freeze_norm:
-        fail(
-            SpecError,
-            rule="batch norm is frozen in a pipelined run",
-            got="freeze_norm=False, with statistics that differ in each micro-batch",
-            remedy="Set freeze_norm=True, or train sample-parallel (bigunet.train.fit).",
-        )
 
 
 @dataclass

@@ -115,7 +115,8 @@ def main() -> None:
         print(json.dumps(result, indent=1))
         return
     print(
-        f"{'side':>6} {'tile':>5} {'precision':>9} {'s':>7} {'CPU s':>7} {'MP/s':>6} {'peak GiB':>9}"
+        f"{'side':>6} {'tile':>5} {'precision':>9} "
+        f"{'s':>7} {'CPU s':>7} {'MP/s':>6} {'peak GiB':>9}"
     )
     for row in rows:
         speed = row["side"] ** 2 / 1e6 / row["seconds"]

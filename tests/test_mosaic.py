@@ -344,6 +344,9 @@ def test_unwritable_places_are_refused(tmp_path: Path) -> None:
     for out in (tmp_path / "file" / "a.zarr", Path("/proc/a.zarr")):
         with pytest.raises(OutputError, match="can be written"):
             segment(network(), pixels(), out=out, **QUIET)
+    with pytest.raises(ShapeError):
+        segment(network(), pixels(), out=tmp_path / "b.zarr", tile=30, **QUIET)
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
     other = tmp_path / "precious.zarr"
     other.mkdir()
     (other / "data").write_text("x")
@@ -394,6 +397,19 @@ def test_an_unreadable_window_names_its_tile(tmp_path: Path) -> None:
     assert not out.exists()
     with pytest.raises(OutputError, match="not finished"):
         open_mosaic(out)
+
+
+def test_a_scene_whose_disk_fails_is_not_taken_for_the_output(tmp_path: Path) -> None:
+    def broken(block: np.ndarray) -> np.ndarray:
+        raise OSError("connection lost")
+
+    blocks = da.zeros((3, 128, 128), chunks=(3, 128, 128), dtype="uint8")
+    bad = blocks.map_blocks(broken, dtype="uint8", meta=np.empty((0, 0, 0), np.uint8))
+    scene = xr.DataArray(da.concatenate([da.zeros((3, 400, 128), dtype="uint8"), bad], axis=1),
+                         dims=("band", "y", "x"))  # fmt: skip
+    with pytest.raises(SceneError, match=r"must be readable; got rows .* connection lost"):
+        segment(network(), scene, tile=64, out=tmp_path / "a.zarr", **QUIET)
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_number_of_threads_is_restored() -> None:

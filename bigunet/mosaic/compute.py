@@ -13,9 +13,9 @@ from torch import Tensor
 from bigunet.mosaic.network import TileNetwork
 from bigunet.mosaic.pyramid import IGNORE
 from bigunet.mosaic.run import Array, Run, Unit
-from bigunet.mosaic.settings import Settings
+from bigunet.mosaic.settings import Settings, read_window
 from bigunet.mosaic.stream import stream
-from bigunet.scenes import Normalise, read_block, valid_block
+from bigunet.scenes import Normalise, valid_block
 from bigunet.tiles import Box, Tile, tile_image
 
 __all__ = ["Part", "probe", "read_tile", "results"]
@@ -47,7 +47,7 @@ def read_tile(
     """
     height, width = scene.sizes["y"], scene.sizes["x"]
     box = tile.read.clip(Box(0, height, 0, width))
-    block = read_block(scene, box.y0, box.y1, box.x0, box.x1)
+    block = read_window(scene, box.y0, box.y1, box.x0, box.x1)
     nodata = scene.attrs.get("nodata", None if normalise is None else normalise.nodata)
     valid = valid_block(block, nodata)
     with np.errstate(invalid="ignore", over="ignore"):

@@ -118,6 +118,8 @@ def segment(
     try:
         return _to_disk(asked, work, overwrite, resume, progress)
     finally:
+        if not work.journal.exists():  # nothing was begun: leave nothing behind
+            work.discard()
         work.close()
 
 
@@ -219,7 +221,11 @@ def _reopen(path: Path, attrs: dict[str, Any] | None, asked: Asked, progress: bo
             got=f"{path}, which differs in {', '.join(differences)}",
             remedy=remedy,
         )
-    WorkStore(path).discard()
+    left_over = WorkStore(path)
+    if left_over.folder.exists():  # killed after its last rename, or another process at work
+        left_over.lock()
+        left_over.discard()
+        left_over.close()
     if progress:
         tqdm.write(f"{path} is complete already: opened, nothing computed")
     return open_mosaic(path)
@@ -296,7 +302,6 @@ def _check_disk(asked: Asked, work: WorkStore) -> None:
     there = sum(p.stat().st_size for p in work.folder.rglob("*") if p.is_file())
     free = shutil.disk_usage(work.folder).free
     if need - there > free:
-        work.discard() if work.header is None else None
         fail(
             OutputError,
             rule=f"the output may need {need / 2**20:.1f} MiB on its disk",

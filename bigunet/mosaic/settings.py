@@ -23,6 +23,7 @@ __all__ = [
     "as_scene",
     "check_exactness",
     "check_output",
+    "read_window",
     "scene_identity",
 ]
 
@@ -165,6 +166,24 @@ def as_scene(scene: Any, spec: UNetSpec) -> xr.DataArray:
     return checked
 
 
+def read_window(scene: xr.DataArray, y0: int, y1: int, x0: int, x1: int) -> np.ndarray[Any, Any]:
+    """`read_block`, whose disk errors are the scene's: they must not pass for the output's.
+
+    Raises
+    ------
+    SceneError : naming the window.
+    """
+    try:
+        return read_block(scene, y0, y1, x0, x1)
+    except OSError as error:
+        fail(
+            SceneError,
+            rule="every window of a scene must be readable",
+            got=f"rows {y0}:{y1}, columns {x0}:{x1}: {error}",
+            remedy="Check the disk or the connection that the scene is on.",
+        )
+
+
 def scene_identity(scene: xr.DataArray) -> dict[str, Any]:
     """Shape, dtype, georeference, file size and time where there is a file, and a sample's hash.
 
@@ -175,7 +194,7 @@ def scene_identity(scene: xr.DataArray) -> dict[str, Any]:
     digest = hashlib.sha256()
     for y in np.linspace(0, max(0, height - 32), 5).astype(int).tolist():
         for x in np.linspace(0, max(0, width - 32), 5).astype(int).tolist():
-            block = read_block(scene, y, min(y + 32, height), x, min(x + 32, width))
+            block = read_window(scene, y, min(y + 32, height), x, min(x + 32, width))
             digest.update(np.ascontiguousarray(block).tobytes())
     identity: dict[str, Any] = {
         "shape": list(scene.shape),

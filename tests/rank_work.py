@@ -173,6 +173,13 @@ def train_long(folder: str) -> None:
     fit(SPEC, synthetic((70, 90), 1), train, out=folder, save_every=10**6)
 
 
+def train_to_the_end(folder: str) -> None:
+    """40 steps with a checkpoint after every second one, in this process."""
+    torch.set_num_threads(1)
+    train = TRAIN.replace(steps=40)
+    fit(SPEC, synthetic((70, 90), 1), train, out=folder, save_every=2, progress=False)
+
+
 def add(a: int, b: int = 0) -> tuple[int, int, float, str]:
     """Arguments, ranks, a sum over them, and the threads each may use."""
     ranks = current()

@@ -15,7 +15,15 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from rank_work import SPEC, TRAIN, gradients, train_in_parts, whole_gradients, worst
+from rank_work import (
+    SPEC,
+    TRAIN,
+    gradients,
+    train_in_parts,
+    train_to_the_end,
+    whole_gradients,
+    worst,
+)
 
 from bigunet.calibrate import freeze_norm
 from bigunet.checkpoint import load_weights
@@ -93,25 +101,19 @@ def test_two_ranks_in_parts_are_two_ranks_in_one(tmp_path: Path) -> None:
     assert_same_run(tmp_path / "one", tmp_path / "parts")
 
 
-def _train(folder: str) -> None:
-    torch.set_num_threads(1)
-    fit(SPEC, SCENE, _KILLED, out=folder, save_every=2, progress=False)
-
-
-_KILLED = TRAIN.replace(steps=40)
 _NUM_KILLS = 10
 
 
 def test_killed_ten_times_it_ends_as_if_never(tmp_path: Path) -> None:
     """SIGKILL at random moments: while starting, computing, writing."""
-    _train(str(tmp_path / "one"))
+    train_to_the_end(str(tmp_path / "one"))
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["bigunet.train", "rank_work"])
+    context.set_forkserver_preload(["bigunet.train", "torchmetrics"])
     rng = np.random.default_rng()
     history, kills = tmp_path / "killed" / "history.jsonl", 0
     while kills < _NUM_KILLS:
         lines = len(history.read_bytes()) if history.exists() else 0
-        process = context.Process(target=_train, args=(str(tmp_path / "killed"),))
+        process = context.Process(target=train_to_the_end, args=(str(tmp_path / "killed"),))
         process.start()
         # Some are killed before their first step, most some moments after a step or two.
         if kills % 4:
@@ -123,7 +125,7 @@ def test_killed_ten_times_it_ends_as_if_never(tmp_path: Path) -> None:
         process.join()
         assert process.exitcode == -signal.SIGKILL, "it ended before it was killed"
         kills += 1
-    _train(str(tmp_path / "killed"))
+    train_to_the_end(str(tmp_path / "killed"))
     assert_same_run(tmp_path / "one", tmp_path / "killed")
 
 

@@ -6,6 +6,7 @@ allocator's own events, as torch's profiler records them, so it counts kernels' 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import torch
@@ -69,6 +70,8 @@ def _resident(runner: StepRunner) -> int:
 
 def _rise(runner: StepRunner) -> int:
     """How far the CPU allocator's events rise above the start of one step."""
+    # The profiler's library says on stderr that it starts and stops, unless told not to.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
     ) as profiler:

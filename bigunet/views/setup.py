@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from bokeh.io.notebook import publish_display_data
 from bokeh.resources import Resources
-from IPython.display import HTML, display
 
 __all__ = ["setup"]
 
@@ -17,4 +17,4 @@ def setup() -> None:
     scripts = Resources(mode="inline", components=["bokeh"]).js_raw
     # A closing tag inside the script would end it early.
     code = "\n".join(scripts).replace("</script", "<\\/script")
-    display(HTML(f"<script>{code}</script>"))
+    publish_display_data({"text/html": f"<script>{code}</script>"})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import statistics
@@ -283,6 +284,31 @@ def test_a_wrong_combination_is_said_beside_the_controls(page: Page, lab: Lab) -
     assert "stride 128" in found.get_by_role("alert").inner_text()
     assert found.evaluate(CANVASES) == before, "the last good view is kept"
     shoot(page, "halo-wrong")
+
+
+def test_memory_explorer_follows_the_keyboard(page: Page, lab: Lab) -> None:
+    run_all(page, lab, "02_memory")
+    found = explorer(page, "Memory of one training step")
+    assert "OVER BUDGET" in found.inner_text()
+    shoot(page, "memory")
+    times = latencies(page, found, ["ArrowLeft", "ArrowRight"] * 10)
+    print(f"\nMemoryExplorer, key to pixels: median {statistics.median(times):.0f} ms {times}")
+    assert min(times) > 0
+    assert statistics.median(times) < 1500
+    # From the whole image to the smallest tile that the slider has: it fits, and says so.
+    tile = found.locator(".noUi-handle").nth(4)
+    tile.focus()
+    assert changes(page, found, lambda: page.keyboard.press("ArrowRight"))
+    found.get_by_text(re.compile("fits, .* left")).wait_for(timeout=10_000)
+    menu = found.get_by_label("Recompute")
+    assert changes(page, found, lambda: menu.select_option("each block"))
+    assert "recompute" not in found.locator(".bigunet-table").last.inner_text()
+    shoot(page, "memory-tile")
+    with page.expect_download() as download:
+        found.get_by_role("link", name="Save CSV").press("Enter")
+    path = lab.folder / "memory.csv"
+    download.value.save_as(path)
+    assert path.read_text().startswith("layer,block,parameters_bytes")
 
 
 def test_mosaic_viewer_follows_keys_and_mouse(page: Page, lab: Lab) -> None:

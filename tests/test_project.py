@@ -24,7 +24,7 @@ import bigunet
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 OPTIONAL = PROJECT["optional-dependencies"]
-COURSE = ["00_start", "01_receptive_field_and_halo", "03_sample_parallel"]
+COURSE = ["00_start", "01_receptive_field_and_halo", "02_memory", "03_sample_parallel"]
 NOTEBOOKS = sorted(
     {*(ROOT / "notebooks").glob("*.ipynb"), *(ROOT / "notebooks" / f"{n}.ipynb" for n in COURSE)}
 )

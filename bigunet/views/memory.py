@@ -25,6 +25,7 @@ from bigunet.views.memory_plots import plot_layers, plot_step, size
 __all__ = [
     "MemoryExplorer",
     "MemoryState",
+    "describe",
     "largest_read",
     "memory_by_depth",
     "memory_tables",
@@ -122,6 +123,29 @@ def memory_tables(state: MemoryState) -> xr.Dataset:
         tile=state.tile if tile is not None else 0,
         tiles=tiles,
         batch=state.train.batch,
+    )
+
+
+def describe(data: xr.Dataset) -> str:
+    """What a reader must know of `memory_tables`' dataset: used and capacity, peak, subject."""
+    a = data.attrs
+    peak, capacity = int(data["peak"][0]), int(a["capacity_bytes"])
+    over = peak - capacity
+    verdict = f"OVER BUDGET by {size(over)}" if over > 0 else f"fits, {size(-over)} left"
+    height, width = a["shape"][2:]
+    seen = f"the whole image of {a['image']} x {a['image']} pixels"
+    if a["tile"]:
+        seen = (
+            f"{a['tiles']} tiles of {a['tile']}, each reading up to {height} x {width} pixels "
+            f"of the image of {a['image']} x {a['image']}"
+        )
+    shares = data["at_peak"].isel(stage=0)
+    share = float(shares.max()) / peak
+    return (
+        f"{peak / GIB:,.1f} / {capacity / GIB:,.1f} GiB ({100 * peak / capacity:,.0f} %) "
+        f"of {a['device']}: {verdict}. Peak in the phase {a['peak_phase']}, at {a['peak_layer']}; "
+        f"largest cause: {shares.idxmax().item()}, {share:.0%}. "
+        f"{a['precision']}, batch {a['batch']}, {a['optimiser']}: {seen}."
     )
 
 
@@ -339,22 +363,4 @@ class MemoryExplorer(Explorer[MemoryState]):
         return {"Remedies, each by itself: those that fit first, by time": rows}
 
     def summary(self, data: xr.Dataset) -> str:
-        a = data.attrs
-        peak, capacity = int(data["peak"][0]), int(a["capacity_bytes"])
-        over = peak - capacity
-        verdict = f"OVER BUDGET by {size(over)}" if over > 0 else f"fits, {size(-over)} left"
-        height, width = a["shape"][2:]
-        seen = f"the whole image of {a['image']} x {a['image']} pixels"
-        if a["tile"]:
-            seen = (
-                f"{a['tiles']} tiles of {a['tile']}, each reading up to {height} x {width} pixels "
-                f"of the image of {a['image']} x {a['image']}"
-            )
-        shares = data["at_peak"].isel(stage=0)
-        cause = str(shares.idxmax().item())
-        share = float(shares.max()) / peak
-        return (
-            f"{peak / GIB:,.1f} / {capacity / GIB:,.1f} GiB ({100 * peak / capacity:,.0f} %) of {a['device']}: "
-            f"{verdict}. Peak in the {a['peak_phase']} pass, at {a['peak_layer']}; {share:.0%} of "
-            f"it are {cause}. {a['precision']}, batch {a['batch']}, {a['optimiser']}: {seen}."
-        )
+        return describe(data)

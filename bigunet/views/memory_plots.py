@@ -94,9 +94,7 @@ def _overlay(bars: list[Bar], over: list[Box], texts: list[Text], top: float, ri
     """Few elements: Bokeh's time goes by their number, not by that of their bars."""
     return hv.Overlay(
         [
-            hv.Rectangles(bars, vdims=["colour"]).opts(
-                fill_color="colour", line_color="colour", line_width=0.5
-            ),
+            hv.Rectangles(bars, vdims=["colour"]).opts(fill_color="colour", line_color=None),
             hatch(over, (right, top)),
             hv.Labels(texts).opts(text_align="left", text_color=TEXT, text_font_size="12px"),
         ]
@@ -164,7 +162,7 @@ def plot_step(data: xr.Dataset) -> hv.Overlay:
     total = live.sum(axis=1)
     peak_at = int(data["peak_moment"][0])
     width = -(-len(live) // _MOST_MOMENTS)
-    # The highest moment of each group of `width`; where that is not the peak's, nothing is lost.
+    # Of each group of `width` moments the highest, so that the peak is among them.
     starts = np.arange(0, len(live), width)
     chosen = [int(s + np.argmax(total[s : s + width])) for s in starts]
     causes = [str(name) for name in data["cause"].values]
@@ -173,13 +171,18 @@ def plot_step(data: xr.Dataset) -> hv.Overlay:
     ends = np.append(starts[1:], len(live))
     columns = live[chosen][:, order]
     upper = np.cumsum(columns, axis=1)
-    bars: list[Bar] = [
-        (float(starts[i]), float(upper[i, n] - columns[i, n]), float(ends[i]), float(upper[i, n]),
-         COLOURS[causes[k]])
-        for i in range(len(starts))
-        for n, k in enumerate(order)
-        if columns[i, n]
-    ]  # fmt: skip
+    bars: list[Bar] = []
+    for n, k in enumerate(order):
+        lower = upper[:, n] - columns[:, n]
+        # Columns alike side by side are one bar; a little wider, so that no seam shows.
+        new = (np.diff(upper[:, n]) != 0) | (np.diff(lower) != 0)
+        first = np.concatenate(([0], np.flatnonzero(new) + 1, [len(starts)]))
+        bars += [
+            (float(starts[i]), float(lower[i]), float(ends[j - 1]) + 0.05 * width,
+             float(upper[i, n]), COLOURS[causes[k]])
+            for i, j in pairwise(first.tolist())
+            if columns[i, n]
+        ]  # fmt: skip
     peak = float(total[peak_at])
     top = _height(peak, limit)
     right = float(len(live)) * 1.03

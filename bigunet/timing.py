@@ -56,6 +56,7 @@ def time_layers(
     batches: Sequence[int] = (1,),
     precision: Precision = "fp32",
     rounds: int = 5,
+    in_flight: int = 1,
     threads: int | None = None,
     device: str | torch.device = "cpu",
 ) -> MeasuredCost:
@@ -67,13 +68,18 @@ def time_layers(
     Parameters
     ----------
     size : (height, width) in pixels, multiples of the stride.
+    in_flight : micro-batches that are held between their forward and backward passes, as a
+        pipeline holds them; memory that is new in each step costs time.
     threads : CPU threads, those of one rank; torch's present number by default.
+
+    To time layers with the neighbours at work, as they are in a pipeline, start this function on
+    as many ranks: `launch(time_layers, (spec, size), {"threads": 1}, ranks=2)`.
 
     Raises
     ------
     SpecError : for a size off the stride, or no rounds.
     """
-    if rounds < 1 or not batches or any(side % spec.stride for side in size):
+    if rounds < 1 or in_flight < 1 or not batches or any(side % spec.stride for side in size):
         fail(
             SpecError,
             rule=f"layers are timed on sides that are multiples of {spec.stride}, at least once",
@@ -88,7 +94,7 @@ def time_layers(
             model = narrowed(model)
         model.train()
         freeze_norm(model)
-        by_batch = [_timed_steps(model, (b, spec.in_channels, *size), precision, rounds)
+        by_batch = [_timed_steps(model, (b, spec.in_channels, *size), precision, rounds, in_flight)
                     for b in rising]  # fmt: skip
     names = [row.name for row in model.rows]
     return MeasuredCost(
@@ -101,23 +107,40 @@ def time_layers(
 
 
 def _timed_steps(
-    model: UNet, shape: tuple[int, int, int, int], precision: Precision, rounds: int
+    model: UNet, shape: tuple[int, int, int, int], precision: Precision, rounds: int, in_flight: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Median (forward, backward) seconds of each row."""
     weight = next(model.parameters())
     x = torch.randn(shape, device=weight.device).to(weight.dtype)
     x = x.contiguous(memory_format=torch.channels_last)
     labels = torch.zeros((shape[0], *shape[2:]), dtype=torch.int64, device=weight.device)
-    steps = [_timed_step(model, x, labels, precision) for _ in range(rounds + 1)][1:]
+    steps = [_timed_step(model, x, labels, precision, in_flight) for _ in range(rounds + 1)][1:]
     forward, backward = (np.median([step[i] for step in steps], axis=0) for i in (0, 1))
     return forward, backward
 
 
+_Kept = list[tuple[LayerRow, tuple[Tensor, ...], Tensor]]
+
+
 def _timed_step(
+    model: UNet, x: Tensor, labels: Tensor, precision: Precision, in_flight: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds of each row's forward and backward pass, means over the micro-batches."""
+    if in_flight > 1:
+        model.zero_grad()  # the first gradient is kept, the others are added, as in a step
+    passes = [_forward(model, x, labels, precision) for _ in range(in_flight)]
+    forward = np.mean([seconds for seconds, _ in passes], axis=0)
+    held = [kept for _, kept in passes]
+    del passes
+    backward = np.mean([_backward(held.pop(0), _clock(x.device)) for _ in range(in_flight)], axis=0)
+    return forward, backward
+
+
+def _forward(
     model: UNet, x: Tensor, labels: Tensor, precision: Precision
-) -> tuple[list[float], list[float]]:
+) -> tuple[list[float], _Kept]:
     clock = _clock(x.device)
-    kept: list[tuple[LayerRow, tuple[Tensor, ...], Tensor]] = []
+    kept: _Kept = []
     forward = []
     skips: dict[str, Tensor] = {}
     for row in model.rows:
@@ -133,6 +156,10 @@ def _timed_step(
         if row.kind == "skip":
             skips[row.name] = x
         kept.append((row, inputs, x if loss is None else loss))
+    return forward, kept
+
+
+def _backward(kept: _Kept, clock: Callable[[], float]) -> list[float]:
     backward: list[float] = []
     gradient: Tensor | None = None
     from_skips: dict[str, Tensor] = {}
@@ -149,7 +176,7 @@ def _timed_step(
         if row.source is not None:
             assert inputs[1].grad is not None
             from_skips[row.source] = inputs[1].grad
-    return forward, backward[::-1]
+    return backward[::-1]
 
 
 def _apply(row: LayerRow, module: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:

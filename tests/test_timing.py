@@ -20,7 +20,7 @@ SPEC = UNetSpec(levels=3, channels=8, classes=3, norm="batch")
 
 
 def test_every_layer_is_timed() -> None:
-    cost = time_layers(SPEC, (32, 32), batches=(2, 1), rounds=2, threads=1)
+    cost = time_layers(SPEC, (32, 32), batches=(2, 1), rounds=2, in_flight=3, threads=1)
     rows = layer_table(SPEC, (8, 3, 32, 32))
     assert cost.batches == (1, 2)
     assert set(cost.forward_seconds) == {row.name for row in rows}

@@ -27,7 +27,7 @@ IMAGERY = "scenes augment tile_reader sampling".split()
 NEEDS_TORCH = """
     model recompute probe checkpoint mosaic
     ranks run_folder losses metrics sample_parallel exactness evaluate calibrate optimisers trainer train
-    pipeline tracing measure launch timing
+    pipeline tracing measure launch timing rehearsal
 """.split()
 SURFACE = ["views", "lab", "demo", "cli", "__main__"]
 ORDER = [*PLANNING, *IMAGERY, *NEEDS_TORCH, *SURFACE]

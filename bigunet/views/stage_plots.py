@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import holoviews as hv
@@ -10,7 +11,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from bigunet.views.colours import CYCLE, GREY, LIGHT, OKABE_ITO, TEXT
+from bigunet.views.colours import CYCLE, GREY, OKABE_ITO, TEXT
 from bigunet.views.hatch import hatch
 
 __all__ = ["plot_devices", "plot_layers", "plot_timeline"]
@@ -43,9 +44,9 @@ def stage_colour(stage: int) -> str:
 
 
 def plot_layers(data: xr.Dataset, hook: Hook | None = None) -> hv.Overlay:
-    """A rectangle a layer; skips as arcs above, those that leave their device marked and priced.
+    """A rectangle a layer; skips as arcs above, those that leave their device bold and priced.
 
-    Cuts are dashed lines, over which the live plot lays lines that can be dragged (`hook`).
+    Cuts are upright lines, over which the live plot lays lines that can be dragged (`hook`).
     """
     in_ms = data.attrs["height"] == "ms"
     heights = data["layer_seconds"].values * 1e3 if in_ms else data["layer_bytes"].values / _GIB
@@ -53,35 +54,29 @@ def plot_layers(data: xr.Dataset, hook: Hook | None = None) -> hv.Overlay:
     top = float(heights.max()) or 1.0
     stages = data["stage_of"].values
     left = np.arange(count)
-    colours = np.array([stage_colour(s) for s in range(int(stages.max()) + 1)])[stages]
+    colours = np.array([stage_colour(s) for s in range(int(stages.max()) + 1)], object)[stages]
     bars = (left, np.zeros(count), left + 1, heights, colours)
     cuts = data.attrs["cuts"]
-    over = _stages_over(data)
     ends = (0, *cuts, count)
-    boxes = [(ends[s], 0.0, ends[s + 1], 1.02 * top) for s in over]
-    arcs, marked, prices = _arcs(data, top)
-    lines = [(c, 0.0, c, 2.42 * top) for c in cuts]
-    named = []
-    for s, (a, b) in enumerate(zip(ends[:-1], ends[1:], strict=True)):
-        seconds = float(data["forward"][s] + data["backward"][s]) * 1e3
-        size = float(data["peak"][s]) / _GIB
-        wide = b - a > 0.11 * count
-        text = f"stage {s}: {seconds:.1f} ms, {size:.1f} GiB" if wide else f"{s}"
+    boxes = [(ends[s], 0.0, ends[s + 1], 1.02 * top) for s in _stages_over(data)]
+    arcs, marked, texts = _arcs(data, top)
+    upright = np.array([(c, 0.0, c, 2.42 * top) for c in cuts]).reshape(-1, 4).T
+    forward, backward, peak = (data[n].values for n in ("forward", "backward", "peak"))
+    for s, (a, b) in enumerate(pairwise(ends)):
+        text = f"{s}"
+        if b - a > 0.13 * count:
+            seconds = 1e3 * (forward[s] + backward[s])
+            text = f"stage {s}: {seconds:.1f} ms, {peak[s] / _GIB:.1f} GiB"
         # Neighbours' texts stand at two heights.
-        named.append(((a + b) / 2, (2.62 if s % 2 else 2.8) * top, text, "middle"))
+        texts.append(((a + b) / 2, (2.58 if s % 2 else 2.8) * top, text))
     return hv.Overlay(
         [
             hv.Rectangles(bars, vdims=["colour"]).opts(
                 fill_color="colour", line_color="#FFFFFF", line_width=0.3
             ),
-            hatch(boxes, (count, 3 * top), lines=60),
-            hv.Segments(arcs).opts(color=GREY, line_width=1.0),
-            hv.Segments(marked).opts(color=OKABE_ITO["vermillion"], line_width=2.2),
-            hv.Segments(lines).opts(color=TEXT, line_width=1.4, line_dash="dashed"),
-            hv.Labels(prices).opts(
-                text_color=OKABE_ITO["vermillion"], text_font_size="11px", text_baseline="bottom"
-            ),
-            hv.Labels([n[:3] for n in named]).opts(text_color=TEXT, text_font_size="11px"),
+            _lines((arcs, GREY), (marked, OKABE_ITO["vermillion"]), (upright, TEXT),
+                   (_hatching(boxes, (count, 3 * top)), TEXT)),
+            _texts(texts),
         ]
     ).opts(
         title="Layers in the order they run, by stage; drag a cut, or use its slider",
@@ -93,7 +88,32 @@ def plot_layers(data: xr.Dataset, hook: Hook | None = None) -> hv.Overlay:
         ylabel=f"{data.attrs['height']}, one micro-batch",
         hooks=[hook] if hook else [],
         **_FIXED,
+    )  # fmt: skip
+
+
+def _lines(*groups: tuple[Any, str]) -> hv.Segments:
+    """All lines of a plot as one element, which is quicker to draw; (4, n) columns and a colour.
+
+    Never empty: HoloViews cannot tell the kind of a column without a value.
+    """
+    some = [(columns, colour) for columns, colour in groups if np.size(columns)]
+    if not some:
+        some = [(np.full((4, 1), -9.0), TEXT)]
+    columns = np.concatenate([c for c, _ in some], axis=1)
+    colours = np.concatenate([np.full(c.shape[1], colour, object) for c, colour in some])
+    return hv.Segments((*columns, colours), vdims=["colour"]).opts(color="colour", line_width=1.2)
+
+
+def _texts(texts: list[tuple[float, float, str]], align: str = "center") -> hv.Labels:
+    return hv.Labels(texts, vdims=["text"]).opts(
+        text_color=TEXT, text_font_size="11px", text_align=align
     )
+
+
+def _hatching(boxes: list[tuple[float, float, float, float]], span: tuple[float, float]) -> Floats:
+    """The columns of the hatching of boxes."""
+    element = hatch(boxes, span, lines=60)
+    return np.array([element.dimension_values(i) for i in range(4)], dtype=float)
 
 
 def _stages_over(data: xr.Dataset) -> list[int]:
@@ -102,59 +122,65 @@ def _stages_over(data: xr.Dataset) -> list[int]:
     return [int(s) for s in np.flatnonzero(full[data["stage_device"].values])]
 
 
-def _arcs(data: xr.Dataset, top: float) -> tuple[Any, Any, list[tuple[float, float, str]]]:
-    """Segments of the skips that stay and of those that leave their device, and the prices."""
+def _arcs(data: xr.Dataset, top: float) -> tuple[Floats, Floats, list[Any]]:
+    """Columns of the arcs of skips that stay and of those that leave their device; the prices."""
     source, sink = data["skip_source"].values + 0.5, data["skip_sink"].values + 0.5
     hops, size = data["skip_hops"].values, data["skip_bytes"].values
-    widest = float((sink - source).max()) if len(source) else 1.0
-    parts: tuple[list[Floats], list[Floats]] = ([], [])
+    parts: tuple[list[Floats], list[Floats]] = ([np.empty((4, 0))], [np.empty((4, 0))])
     prices = []
-    for a, b, times, num_bytes in zip(source, sink, hops, size, strict=True):
-        rise = 1.25 * top * (0.25 + 0.75 * (b - a) / widest)
+    # Arcs are equally far apart, the shortest lowest, so that a price fits below each.
+    rank = np.argsort(np.argsort(sink - source))
+    for a, b, times, num_bytes, at in zip(source, sink, hops, size, rank, strict=True):
+        rise = 1.25 * top * (at + 1) / len(rank)
         x = (a + b) / 2 - (b - a) / 2 * np.cos(_ARC)
-        y = 1.08 * top + rise * np.sin(_ARC)
-        parts[int(times > 0)].append(np.stack([x[:-1], y[:-1], x[1:], y[1:]]))
+        # Three lines side by side make a bold one.
+        for lift in (0.0, 0.012, 0.024) if times else (0.0,):
+            y = (1.08 + lift) * top + rise * np.sin(_ARC)
+            parts[int(times > 0)].append(np.stack([x[:-1], y[:-1], x[1:], y[1:]]))
         if times:
             text = f"{num_bytes / _MB:,.1f} MB" + (f" x {times} links" if times > 1 else "")
-            prices.append(((a + b) / 2, 1.08 * top + rise, text))
-    both = [tuple(np.concatenate(p, axis=1)) if p else [] for p in parts]
-    return both[0], both[1], prices
+            middle = (a + b) / 2
+            prices.append((middle, (1.0 + 1.25 * at / len(rank) + 0.17) * top, text))
+    return np.concatenate(parts[0], axis=1), np.concatenate(parts[1], axis=1), prices
 
 
 def plot_devices(data: xr.Dataset) -> hv.Overlay:
     """Each device's busy share of the step and its memory against the limit, in per cent."""
     step, limit = data.attrs["step_seconds"], data.attrs["limit_bytes"]
     busy = 100 * data["busy"].values / step if step else np.zeros(data.sizes["of_device"])
-    used = 100 * data["device_peak"].values / limit
+    peaks = data["device_peak"].values
+    used = 100 * peaks / limit
     count = len(busy)
     end = max(118.0, 1.18 * float(used.max()))
     at = np.arange(count, dtype=float)
     over = used > 100
-    fill = np.where(over, OKABE_ITO["vermillion"], OKABE_ITO["green"])
+    fill = np.where(over, OKABE_ITO["vermillion"], OKABE_ITO["green"]).astype(object)
     bars = (
         np.zeros(2 * count),
-        np.concatenate([at + 0.04, at - 0.40]),
+        np.concatenate([at - 0.40, at + 0.04]),
         np.concatenate([busy, used]),
-        np.concatenate([at + 0.40, at - 0.04]),
-        np.concatenate([np.full(count, OKABE_ITO["sky"]), fill]),
+        np.concatenate([at - 0.04, at + 0.40]),
+        np.concatenate([np.full(count, OKABE_ITO["sky"], object), fill]),
     )
-    boxes = [(100.0, d - 0.40, used[d], d - 0.04) for d in np.flatnonzero(over)]
+    boxes = [
+        (100.0, float(d) + 0.04, float(used[d]), float(d) + 0.40) for d in np.flatnonzero(over)
+    ]
+    limits = np.array([[100.0, 100.3], [-0.5, -0.5], [100.0, 100.3], [count - 0.5] * 2])
     labels = []
     for d in range(count):
-        gib = float(data["device_peak"][d]) / _GIB
+        gib = peaks[d] / _GIB
         text = f"{gib:.1f} / {limit / _GIB:.1f} GiB ({used[d]:.0f} %)"
         if over[d]:
             text += f" OVER by {gib - limit / _GIB:.1f} GiB"
-        labels += [(1.0, d + 0.22, f"busy {1e3 * float(data['busy'][d]):.1f} ms ({busy[d]:.0f} %)"),
-                   (1.0, d - 0.22, text)]  # fmt: skip
+        spent = f"busy {10 * busy[d] * step:.1f} ms ({busy[d]:.0f} %)"
+        labels += [(1.0, d - 0.22, spent), (1.0, d + 0.22, text)]
     return hv.Overlay(
         [
             hv.Rectangles(bars, vdims=["colour"]).opts(
                 fill_color="colour", fill_alpha=0.75, line_color=TEXT, line_width=0.6
             ),
-            hatch(boxes, (end, count), lines=60),
-            hv.Segments([(100.0, -0.5, 100.0, count - 0.5)]).opts(color=TEXT, line_width=2),
-            hv.Labels(labels).opts(text_align="left", text_color=TEXT, text_font_size="11px"),
+            _lines((limits, TEXT), (_hatching(boxes, (end, count)), TEXT)),
+            _texts(labels, "left"),
         ]
     ).opts(
         title=f"Devices: time of the step, and memory of a {data.attrs['processor']}",
@@ -181,30 +207,25 @@ def plot_timeline(data: xr.Dataset) -> hv.Overlay:
     taken = data.attrs.get("measured_seconds", 0.0)
     scale = 1.0 if data.attrs["machine"] == "here" or not taken else step / taken
     end = 1e3 * max(step, taken * scale if both else 0.0)
-    depth = 0.40 if not both else 0.04
-    up, texts, _ = _boxes(data, "", (-0.40, depth), 1.0, end)
-    low: Any = []
-    seen: list[tuple[float, float, float, float]] = []
+    groups = [_boxes(data, "", (-0.40, 0.04 if both else 0.40), 1.0, end)]
+    seen = []
     if both:
-        low, more, seen = _boxes(data, "measured_", (0.10, 0.42), scale, end)
-        texts += more
+        groups.append(_boxes(data, "measured_", (0.10, 0.42), scale, end))
+        seen = list(zip(*(c.tolist() for c in groups[1][0][:4]), strict=True))
+    boxes = [np.concatenate(columns) for columns in zip(*(g[0] for g in groups), strict=True)]
+    texts = [text for g in groups for text in g[1]]
+    last = np.array([[1e3 * step], [-0.5], [1e3 * step], [count - 0.5]])
     title = f"One step: {1e3 * step:.1f} ms predicted, bubble {100 * data.attrs['bubble']:.0f} %"
     if both:
-        title += f"; {1e3 * taken:.1f} ms measured {data.attrs['measured_on']} (hatched"
+        title += f"; {1e3 * taken:.1f} ms {data.attrs['measured_on']} (hatched"
         title += ")" if scale == 1.0 else ", drawn to the same length)"
     return hv.Overlay(
         [
-            hv.Rectangles(up, vdims=["colour"]).opts(
+            hv.Rectangles(tuple(boxes), vdims=["colour"]).opts(
                 fill_color="colour", line_color=TEXT, line_width=0.4
             ),
-            hv.Rectangles(low, vdims=["colour"]).opts(
-                fill_color="colour", fill_alpha=0.55, line_color=TEXT, line_width=0.4
-            ),
-            hatch(seen, (end, count), lines=90),
-            hv.Labels(texts).opts(text_color=TEXT, text_font_size="10px"),
-            hv.Segments([(1e3 * step, -0.5, 1e3 * step, count - 0.5)]).opts(
-                color=LIGHT, line_width=1.5
-            ),
+            _lines((last, GREY), (_hatching(seen, (end, count)), TEXT)),
+            _texts(texts),
         ]
     ).opts(
         title=title,
@@ -222,18 +243,16 @@ def plot_timeline(data: xr.Dataset) -> hv.Overlay:
 
 def _boxes(
     data: xr.Dataset, prefix: str, depth: tuple[float, float], scale: float, end: float
-) -> tuple[Any, list[tuple[float, float, str]], list[tuple[float, float, float, float]]]:
-    """Rectangles of passes as columns, their letters where they are wide enough, and the boxes."""
+) -> tuple[tuple[Any, ...], list[tuple[float, float, str]]]:
+    """Rectangles of passes as columns, and their letters where they are wide enough."""
     kind = data[f"{prefix}kind"].values
     kept = np.isin(kind, list(_KINDS))
-    kind = kind[kept]
+    kind = kind[kept].tolist()
     start, stop, device, number = (
         data[prefix + name].values[kept] for name in ("start", "end", "device", "micro_batch")
     )
     start, stop = 1e3 * scale * start, 1e3 * scale * stop
-    colours = np.array([_KINDS[k][1] for k in kind], dtype="U7")
-    columns = (start, device + depth[0], stop, device + depth[1], colours)
-    wide = np.flatnonzero(stop - start > _LEAST_WIDTH * end)
+    colours = np.array([_KINDS[k][1] for k in kind], dtype=object)
     middle = (depth[0] + depth[1]) / 2
     texts = [
         (
@@ -241,7 +260,6 @@ def _boxes(
             device[i] + middle,
             _KINDS[kind[i]][0] + (str(number[i]) if number[i] >= 0 else ""),
         )
-        for i in wide
+        for i in np.flatnonzero(stop - start > _LEAST_WIDTH * end)
     ]
-    boxes = list(zip(*(c.tolist() for c in columns[:4]), strict=True))
-    return columns, texts, boxes
+    return (start, device + depth[0], stop, device + depth[1], colours), texts

@@ -24,7 +24,7 @@ from bigunet.stage_memory import row_memory
 
 __all__ = ["MEASURED", "StageSetting", "StageState", "launch_command", "moved_cut", "stage_tables"]
 
-#: Columns of a measured timeline, along `action`: what `bigunet.rehearsal.run_here` gives.
+#: Columns of a measured timeline, along `action`: see `bigunet.rehearsal.run_here`.
 MEASURED = ("device", "stage", "micro_batch", "kind", "start", "end")
 
 
@@ -237,7 +237,7 @@ def stage_tables(
         for name in MEASURED:
             data[f"measured_{name}"] = ("measured_action", measured[name].values)
         attrs["measured_seconds"] = float(measured.attrs["step_seconds"])
-        attrs["measured_on"] = str(measured.attrs.get("machine", "here"))
+        attrs["measured_on"] = str(measured.attrs.get("machine", "measured"))
     return xr.Dataset(data, coords={"layer": _names(rows), "cause": step["cause"]}, attrs=attrs)
 
 

@@ -223,7 +223,8 @@ def table(result: dict[str, Any]) -> str:
         lines.append(
             f"{row['method']:<40} {row['seconds']:7.2f} {row['megapixels_per_second']:6.2f} "
             f"{row['speed_over_monai']:8.2f} {row['cpu_seconds']:6.2f} "
-            f"{row['cpu_speed_over_monai']:8.2f} {row['labels_equal_to_whole_image']:9.4%} {shown:>8}"
+            f"{row['cpu_speed_over_monai']:8.2f} "
+            f"{row['labels_equal_to_whole_image']:9.4%} {shown:>8}"
         )
     lines += [
         "",

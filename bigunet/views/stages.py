@@ -6,47 +6,36 @@ import asyncio
 import dataclasses
 import html
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from functools import partial
 from typing import Any, get_args
 
-import holoviews as hv
 import ipywidgets as widgets
 import xarray as xr
 from bokeh.models.annotations.geometry import Span
 
-from bigunet.balance import balance
-from bigunet.cost import CostModel, micro_batch_rows
-from bigunet.errors import BigUNetError, SpecError, fail
+from bigunet.cost import CostModel
+from bigunet.errors import BigUNetError
 from bigunet.hardware import Machine
 from bigunet.layers import Shape
 from bigunet.plan import Plan, Schedule, SkipRoute
-from bigunet.planner import balanced_plan, find_plan
 from bigunet.spec import Recompute, TrainSpec, UNetSpec
 from bigunet.views.kit import Explorer, Row
+from bigunet.views.quick import redraw
 from bigunet.views.stage_plots import plot_devices, plot_layers, plot_timeline
 from bigunet.views.stage_spans import cut_spans, set_spans
 from bigunet.views.stage_tables import StageSetting, StageState, moved_cut, stage_tables
+from bigunet.views.stage_ways import (
+    MOST_STAGES,
+    WAYS,
+    balanced,
+    by_time,
+    state_from_dict,
+    state_to_dict,
+)
 
 __all__ = ["StageExplorer", "StageState"]
 
-_MOST_STAGES = 12
 _GIB, _MB = 2.0**30, 1e6
-
-#: Buttons: text, tooltip and way of `StageExplorer.balanced`.
-_WAYS = (
-    ("Balance by time", "Stages of equal time", "time"),
-    ("Balance by memory", "Stages of equal memory", "memory"),
-    ("fairscale's", "The cuts of fairscale's balance_by_time", "fairscale"),
-    ("Best", "The cuts of least step time within the memory", "best"),
-    ("Folded", "First and last stages on one device, so that no skip leaves it", "folded"),
-)
-
-# How HoloViews names the columns of an element's Bokeh source.
-_COLUMNS = {
-    hv.Rectangles: ("left", "bottom", "right", "top", "fill_color"),
-    hv.Segments: ("x0", "y0", "x1", "y1", "color"),
-    hv.Labels: ("x", "y", "text"),
-}
 
 # What of a state the engines see: runs are remembered by it.
 _RunKey = tuple[Any, ...]
@@ -102,6 +91,7 @@ class StageExplorer(Explorer[StageState]):
         self._runs: dict[_RunKey, xr.Dataset] = {}
         self._spans: list[Span] = []
         self._held: int | None = None
+        self._look: tuple[Any, ...] = ()
         state = StageState(
             cuts=(),
             micro_batches=micro_batches or shape_BCHW[0],
@@ -109,7 +99,7 @@ class StageExplorer(Explorer[StageState]):
             recompute=training.recompute,
             machine=machine or next(iter(self.setting.all_machines)),
         )
-        super().__init__(dataclasses.replace(state, cuts=self.by_time(state, stages)))
+        super().__init__(dataclasses.replace(state, cuts=by_time(self.setting, state, stages)))
 
     # States ------------------------------------------------------------------------------------
 
@@ -118,65 +108,9 @@ class StageExplorer(Explorer[StageState]):
         """The plan that is shown."""
         return self.setting.plan(self.state)
 
-    def by_time(self, state: StageState, stages: int) -> tuple[int, ...]:
-        """Cuts of so many stages of equal time, forward and backward.
-
-        Raises
-        ------
-        PlanError, SpecError : for more stages than layers, or than can be shown.
-        """
-        if stages > _MOST_STAGES:
-            fail(
-                SpecError,
-                rule=f"at most {_MOST_STAGES} stages are shown",
-                got=stages,
-                remedy="Use fewer, or plan without the explorer.",
-            )
-        rows = micro_batch_rows(self.setting.table, state.micro_batches)
-        costs = self.setting.machine(state.machine)[1](rows)
-        both = costs.forward_seconds + costs.backward_seconds
-        return balance(both.tolist(), stages)[1:-1]
-
     def balanced(self, way: str) -> StageState:
-        """The state on as many devices, cut in another way (see `bigunet.comparison`).
-
-        Raises
-        ------
-        MemoryBudgetError : where nothing fits. PlanError : where the way does not work.
-        """
-        state, plan = self.state, self.plan
-        machine, cost = self.setting.machine(state.machine)
-        common: dict[str, Any] = {
-            "spec": plan.spec,
-            "train": plan.train,
-            "machine": machine,
-            "micro_batches": plan.micro_batches,
-            "schedule": plan.schedule,
-            "skips": plan.skips,
-            "memory": self.setting.memory,
-        }
-        table, devices = self.setting.table, plan.num_devices
-        if way in ("best", "folded"):
-            folded = way == "folded"
-            if folded and 2 * devices > _MOST_STAGES:
-                fail(
-                    SpecError,
-                    rule=f"a folded plan has two stages a device, at most {_MOST_STAGES} here",
-                    got=f"{devices} devices",
-                    remedy="Use fewer stages.",
-                )
-            found = find_plan(
-                table, cost, stages=2 * devices if folded else devices,
-                placement="folded" if folded else "straight", max_labels=1000, **common,
-            )  # fmt: skip
-        else:
-            by: Any = way
-            found = balanced_plan(table, cost, by=by, stages=devices, **common)
-        return dataclasses.replace(
-            state,
-            cuts=found.plan.cuts[1:-1],
-            placement="folded" if way == "folded" else "straight",
-        )
+        """The state cut in another way, see `bigunet.views.stage_ways.balanced`."""
+        return balanced(self.setting, self.state, way)
 
     def values(self, state: StageState) -> dict[str, Any]:
         chosen = ("micro_batches", "schedule", "recompute", "machine", "height")
@@ -187,7 +121,7 @@ class StageExplorer(Explorer[StageState]):
         chosen = ("micro_batches", "schedule", "recompute", "machine", "height")
         state = dataclasses.replace(self.state, **{n: values[n] for n in chosen})
         if values["stages"] != state.num_stages:
-            cuts = self.by_time(state, values["stages"])
+            cuts = by_time(self.setting, state, values["stages"])
             return dataclasses.replace(state, cuts=cuts, placement="straight")
         cuts = state.cuts
         for i, cut in enumerate(state.cuts):
@@ -196,33 +130,10 @@ class StageExplorer(Explorer[StageState]):
         return dataclasses.replace(state, cuts=cuts)
 
     def to_dict(self, state: StageState) -> dict[str, Any]:
-        about = {"spec": self.setting.spec.to_dict(), "shape_BCHW": list(self.setting.shape_BCHW)}
-        return about | dataclasses.asdict(state) | {"cuts": list(state.cuts)}
+        return state_to_dict(self.setting, state)
 
     def from_dict(self, values: Mapping[str, Any]) -> StageState:
-        own = {"spec": self.setting.spec.to_dict(), "shape_BCHW": list(self.setting.shape_BCHW)}
-        names = {f.name for f in dataclasses.fields(StageState)}
-        rule = "the state is of this network and shape, with the fields " + ", ".join(sorted(names))
-        remedy = "Choose a file that an explorer of this network exported."
-        if set(values) != names | set(own) or any(values[n] != own[n] for n in own):
-            fail(SpecError, rule=rule, got=", ".join(map(str, values)), remedy=remedy)
-        cuts = values["cuts"]
-        if not isinstance(cuts, list) or not all(type(c) is int for c in cuts):
-            fail(SpecError, rule="cuts are whole numbers", got=cuts, remedy=remedy)
-        ends = [0, *cuts, len(self.setting.table)]
-        if len(cuts) >= _MOST_STAGES or any(a >= b for a, b in pairwise(ends)):
-            fail(
-                SpecError,
-                rule=f"cuts rise between 0 and {ends[-1]}, fewer than {_MOST_STAGES}",
-                got=cuts,
-                remedy=remedy,
-            )
-        chosen = {n: values[n] for n in names} | {"cuts": tuple(cuts)}
-        state = StageState(**chosen)
-        if state.height not in ("ms", "GiB"):
-            fail(SpecError, rule="height is ms or GiB", got=state.height, remedy=remedy)
-        self.setting.plan(state)  # refuses all the rest
-        return state
+        return state_from_dict(self.setting, values)
 
     # State in, tables out ----------------------------------------------------------------------
 
@@ -286,7 +197,7 @@ class StageExplorer(Explorer[StageState]):
 
     def controls(self) -> Mapping[str, Any]:
         batch, num_rows = self.setting.shape_BCHW[0], len(self.setting.table)
-        most = min(_MOST_STAGES, num_rows)
+        most = min(MOST_STAGES, num_rows)
         made: dict[str, Any] = {
             "stages": widgets.IntSlider(
                 min=1, max=most, description="Stages", tooltip="Number of stages; balances anew"
@@ -316,7 +227,7 @@ class StageExplorer(Explorer[StageState]):
 
     def extra_controls(self) -> Sequence[Any]:
         buttons = []
-        for text, tooltip, way in _WAYS:
+        for text, tooltip, way in WAYS:
             button = widgets.Button(description=text, tooltip=tooltip)
             button.on_click(lambda _, way=way: self._balance(way))
             buttons.append(button)
@@ -349,7 +260,7 @@ class StageExplorer(Explorer[StageState]):
         quiet, self._quiet = self._quiet, True
         try:
             cuts = self.state.cuts
-            for i in range(1, _MOST_STAGES):
+            for i in range(1, MOST_STAGES):
                 if (slider := self.widgets.get(f"cut{i}")) is not None:
                     slider.layout.display = None if i <= len(cuts) else "none"
             set_spans(self._spans, cuts, self._held)
@@ -365,45 +276,15 @@ class StageExplorer(Explorer[StageState]):
         )
 
     def _draw(self, names: Sequence[str]) -> None:
-        """While a cut moves, new numbers go straight to Bokeh: a tenth of HoloViews' time."""
+        # While a cut moves, values change and nothing else.
         look = (self.state.machine, self.state.height, self.data.sizes["of_device"])
-        known, self._look = getattr(self, "_look", None), look
-        sources = [self._sources(name) for name in names] if self.live is not False else []
-        if look != known or not sources or not all(sources):
-            super()._draw(names)
-            return
-        for name, pairs in zip(names, sources, strict=True):
-            figure = self._figures[name]._model
-            with figure.document.models.freeze():
-                for element, columns, source in pairs:
-                    source.data = {
-                        column: _plain(element.dimension_values(i))
-                        for i, column in enumerate(columns)
-                    }
-                figure.title.text = hv.Store.lookup_options(
-                    "bokeh", self._plots[name], "plot"
-                ).kwargs["title"]
-        self._set_axes(names)
-
-    def _sources(self, name: str) -> list[tuple[Any, tuple[str, ...], Any]]:
-        """(element, columns, Bokeh source) of each part of a live plot; none if they differ."""
-        if name not in self._figures:
-            return []
-        parts = list(self._plots[name])
-        renderers = self._figures[name]._model.renderers
-        found = []
-        for element, renderer in zip(parts, renderers, strict=False):
-            columns, source = _COLUMNS.get(type(element), ()), renderer.data_source
-            if set(source.data) == set(columns[:4]) and len(columns) == 5:
-                # A colour that all items share is no column.
-                glyph = renderer.glyph
-                colour = glyph.line_color if columns[4] == "color" else glyph.fill_color
-                shared = {getattr(colour, "value", colour)}
-                columns = columns[:4] if set(element.dimension_values(4)) == shared else ()
-            if set(source.data) != set(columns):
-                return []
-            found.append((element, columns, source))
-        return found if len(parts) == len(renderers) else []
+        known, self._look = self._look, look
+        if self.live is not False and look == known and set(names) <= set(self._figures):
+            pairs = [(self._figures[name]._model, self._plots[name]) for name in names]
+            if redraw(pairs):
+                self._set_axes(names)
+                return
+        super()._draw(names)
 
     # Lines that are dragged --------------------------------------------------------------------
 
@@ -411,13 +292,13 @@ class StageExplorer(Explorer[StageState]):
         """HoloViews calls it whenever the live bar is drawn; the lines are made once."""
         if self._spans:
             return
-        self._spans = cut_spans(_MOST_STAGES - 1, len(self.setting.table))
+        self._spans = cut_spans(MOST_STAGES - 1, len(self.setting.table))
         for i, span in enumerate(self._spans):
             plot.state.add_layout(span)
-            span.on_change("location", lambda attr, old, new, i=i: self._dragged(i, new))
+            span.on_change("location", partial(self._heard, i))
         set_spans(self._spans, self.state.cuts)
 
-    def _dragged(self, index: int, location: float) -> None:
+    def _heard(self, index: int, attr: str, old: float, location: float) -> None:
         if self._quiet or index >= len(self.state.cuts):
             return
         self._held = index
@@ -457,10 +338,6 @@ class StageExplorer(Explorer[StageState]):
             return
         self._runs[key] = result
         self._apply(self.state)
-
-
-def _plain(values: Any) -> Any:
-    return values.tolist() if values.dtype == object else values
 
 
 def _run_key(state: StageState) -> _RunKey:

@@ -72,5 +72,37 @@ def test_an_error_is_json_where_json_was_asked_for():
     assert "kernel is odd" in json.loads(done.stdout)["error"]["rule"]
 
 
+PLAIN = """
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"torch", "rasterio", "zarr", "ipywidgets", "nbclient"}:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Blocked())
+from bigunet.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("command", ["halo", "info", "memory", "fit --budget-gib 1", "stages"])
+def test_a_plain_installation_plans(command):
+    done = subprocess.run(
+        [sys.executable, "-c", PLAIN, *command.split()], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_is_not_installed_is_said():
+    done = subprocess.run(
+        [sys.executable, "-c", PLAIN, "segment", "earth", "--out", "m.zarr"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 2
+    assert "pip install" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_the_version():
     assert RUN.invoke(app, ["--version"]).stdout.strip()

@@ -65,9 +65,23 @@ def test_a_mosaic_is_written_scored_and_opened_again(run, tmp_path):
     assert 0 <= scores["mean_iou_kept"] <= 1
 
 
+def test_a_plan_trains_the_same_on_two_ranks_as_in_one_process(tmp_path):
+    plan = tmp_path / "plan.yaml"
+    shape = ["--scene", SCENE, "--tile", 64, "--batch", 2, "--steps", 2]
+    bigunet("stages", *NET, *shape, "--stages", 2, "--micro-batches", 2, "--out", plan)
+    losses = {}
+    for engine in ("distributed", "reference"):
+        args = ["train", SCENE, "--plan", plan, "--engine", engine, "--out", tmp_path / engine]
+        losses[engine] = json.loads(bigunet(*args, "--json").stdout)["loss"]
+    assert losses["distributed"] == pytest.approx(losses["reference"], rel=1e-5)
+    done = bigunet("simulate", plan, "--json")
+    assert json.loads(done.stdout)["step_seconds"] > 0
+
+
 @pytest.mark.parametrize(
     ("args", "says"),
     [
+        (["train", SCENE, "--out", "r", "--plan", "missing.yaml"], "missing.yaml"),
         (["segment", "missing.png", "--out", "m.zarr"], "missing.png"),
         (["segment", "synthetic:12", "--out", "m.zarr"], "synthetic:HEIGHTxWIDTH"),
         (["segment", "earth:north", "--out", "m.zarr"], "earth:held-out"),

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 import bigunet
-from bigunet.cli import budget, network, output, plans, scene, tour
+from bigunet.cli import budget, network, output, plans, scene, tour, training
 from bigunet.errors import BigUNetError
 
 __all__ = ["app", "main"]
@@ -48,7 +48,7 @@ COMMANDS = (
     budget.fit,
     plans.stages,
     plans.simulate,
-    scene.train,
+    training.train,
     scene.segment,
     scene.score,
     tour.demo,
@@ -69,4 +69,15 @@ def main() -> None:
         app()
     except BigUNetError as error:
         output.report(error, "--json" in sys.argv)
+        sys.exit(2)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing == "bigunet":
+            raise
+        said = BigUNetError(
+            "this command needs packages that a plain installation leaves out",
+            f"no module named {missing}",
+            'Install them: pip install "bigunet[train]", or "bigunet[lab]" for demo and lab.',
+        )
+        output.report(said, "--json" in sys.argv)
         sys.exit(2)

@@ -1,4 +1,7 @@
-"""Scenes, labels and weights by the names that a command line gives them."""
+"""Scenes, labels and weights by the names that a command line gives them.
+
+Imagery needs the `scenes` extra, so it is imported when a command asks for it.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,21 @@ from typing import TYPE_CHECKING
 
 import xarray as xr
 
-from bigunet import scenes
 from bigunet.errors import SceneError, fail
 
 if TYPE_CHECKING:
     from bigunet.checkpoint import Weights
+    from bigunet.scenes import ScenePair
 
 __all__ = ["NAMES", "labels_of", "pair_of", "scene_of", "weights_of"]
 
 NAMES = "A file, or `earth`, or `synthetic:HEIGHTxWIDTH` (`:SEED`)."
 
 
-def _built_in(name: str) -> scenes.ScenePair | None:
+def _built_in(name: str) -> ScenePair | None:
     """The pair of a built-in scene; None for a path."""
+    from bigunet import scenes
+
     kind, _, rest = name.partition(":")
     if kind == "earth":
         pair = scenes.earth()
@@ -61,7 +66,9 @@ def scene_of(name: str, bands: str | None = None) -> xr.DataArray:
         chosen = None if bands is None else [int(part) for part in bands.split(",")]
     except ValueError:
         fail(SceneError, rule="bands are numbers with commas between", got=bands, remedy="0,1,2")
-    return scenes.open_scene(name, bands=chosen)
+    from bigunet.scenes import open_scene
+
+    return open_scene(name, bands=chosen)
 
 
 def labels_of(name: str) -> xr.DataArray:
@@ -75,13 +82,17 @@ def labels_of(name: str) -> xr.DataArray:
         opened = open_mosaic(name)
         if "labels" in opened:
             return opened["labels"].assign_attrs({**opened.attrs, **opened["labels"].attrs})
-    return scenes.open_labels(name)
+    from bigunet.scenes import open_labels
+
+    return open_labels(name)
 
 
-def pair_of(image: str, labels: str | None) -> scenes.ScenePair:
+def pair_of(image: str, labels: str | None) -> ScenePair:
     """Image and labels, checked; a built-in scene brings its own labels."""
     if labels is not None:
-        return scenes.pair(scene_of(image), labels_of(labels))
+        from bigunet.scenes import pair as join
+
+        return join(scene_of(image), labels_of(labels))
     pair = _built_in(image)
     if pair is None:
         fail(

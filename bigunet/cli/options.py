@@ -89,8 +89,11 @@ def _numbers(text: str, name: str) -> tuple[float, ...]:
         fail(SpecError, rule=f"{name} is numbers with commas between", got=text, remedy="1,2.5,1")
 
 
-def _gather(kind: type[Any], key: str, values: dict[str, Any]) -> Any:
-    """The spec from a YAML file (its section `key`, where it has one) and the options given."""
+def _gather(kind: type[Any], key: str, values: dict[str, Any]) -> tuple[Any, frozenset[str]]:
+    """The spec from a YAML file (its section `key`, where it has one) and the options given.
+
+    Also the names of the fields that either of them set.
+    """
     path: Path | None = values.pop(f"{key}_file")
     given: dict[str, Any] = {}
     if path is not None:
@@ -101,15 +104,18 @@ def _gather(kind: type[Any], key: str, values: dict[str, Any]) -> Any:
         if value is not None:
             is_tuple = isinstance(value, str) and field.name == "class_weights"
             given[field.name] = _numbers(value, field.name) if is_tuple else value
-    return kind.from_dict(given)
+    return kind.from_dict(given), frozenset(given)
 
 
 def with_spec(*kinds: type[UNetSpec] | type[TrainSpec]) -> Callable[..., Callable[..., None]]:
-    """Give a command the options of these specs; it is called with `spec=` and `train=`."""
+    """Give a command the options of these specs; it is called with `spec=` and `train=`.
+
+    A command with a parameter `given` gets the names of the fields that the user set.
+    """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         keys = {UNetSpec: "spec", TrainSpec: "train"}
-        names = {keys[kind] for kind in kinds}
+        names = {keys[kind] for kind in kinds} | {"given"}
         own = inspect.signature(command, eval_str=True).parameters
         parameters = [p for name, p in own.items() if name not in names]
         for kind in kinds:
@@ -127,8 +133,12 @@ def with_spec(*kinds: type[UNetSpec] | type[TrainSpec]) -> Callable[..., Callabl
 
         @functools.wraps(command)
         def run(**values: Any) -> None:
+            given: frozenset[str] = frozenset()
             for kind in kinds:
-                values[keys[kind]] = _gather(kind, keys[kind], values)
+                values[keys[kind]], fields = _gather(kind, keys[kind], values)
+                given |= fields
+            if "given" in own:
+                values["given"] = given
             command(**values)
 
         parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -11,9 +12,16 @@ import typer
 
 from bigunet.errors import BigUNetError
 
-__all__ = ["Json", "emit", "gib", "report", "table"]
+__all__ = ["Json", "Quiet", "emit", "gib", "report", "shown", "table"]
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
+
+
+def shown(quiet: bool) -> bool:
+    """Whether a progress bar has somebody to see it."""
+    return not quiet and sys.stderr.isatty()
 
 
 def _plain(value: Any) -> Any:

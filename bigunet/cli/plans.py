@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from bigunet.cli.inputs import NAMES, scene_of
 from bigunet.cli.options import with_spec
 from bigunet.cli.output import Json, emit, gib, table
 from bigunet.spec import TrainSpec, UNetSpec
@@ -23,6 +24,9 @@ def stages(
     num_stages: Annotated[int, typer.Option("--stages", help="Stages to cut into.")] = 2,
     micro_batches: Annotated[
         int | None, typer.Option(help="They divide the batch; all are tried by default.")
+    ] = None,
+    scene: Annotated[
+        str | None, typer.Option(help="Plan for the tiles (--tile) of this scene. " + NAMES)
     ] = None,
     height: Annotated[int, typer.Option(help="Height of the images in pixels.")] = 512,
     width: Annotated[int, typer.Option(help="Width of the images in pixels.")] = 512,
@@ -43,6 +47,13 @@ def stages(
     from bigunet.stage_memory import row_memory
 
     on = machine_of(machine)
+    scene_shape = None
+    if scene is not None:
+        from bigunet.pipeline import read_shape
+
+        size = scene_of(scene).sizes
+        scene_shape = (size["y"], size["x"])
+        height, width = read_shape(scene_shape, train.tile, spec, halo=train.halo)
     rows = layer_table(spec, (train.batch, spec.in_channels, height, width))
     cost = RooflineCost(on.processor, train.precision)
     memory = row_memory(spec)
@@ -58,6 +69,7 @@ def stages(
         placement=placement,
         memory=memory,
         tiles=tiles,
+        scene_shape=scene_shape,
     )
     plan = planned.plan
     if out is not None:

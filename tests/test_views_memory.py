@@ -201,6 +201,34 @@ def test_controls_change_the_state_and_everything_that_follows() -> None:
     assert sum(shares) == pytest.approx(100, abs=0.3)
 
 
+def live(explorer: MemoryExplorer) -> list[object]:
+    """What the page is sent of each figure: columns, title, ticks, axes."""
+    found: list[object] = []
+    for figure in (explorer._figures[name]._model for name in ("layers", "step")):
+        for renderer in figure.renderers:
+            source = renderer.data_source.data
+            found.append({name: np.asarray(source[name]).tolist() for name in source})
+        axis = figure.xaxis[0]
+        found += [figure.title.text, axis.ticker.ticks, axis.major_label_overrides]
+        found += [(r.start, r.end) for r in (figure.x_range, figure.y_range)]
+    return found
+
+
+def test_a_live_figure_becomes_what_a_new_one_is() -> None:
+    explorer = MemoryExplorer(SPEC, image=512)
+    explorer.live = True
+    for state in (
+        MemoryState(UNetSpec(), TrainSpec(recompute="block"), 10_000),
+        MemoryState(MANY, TrainSpec(optimiser="sgd"), 256, 64, "H200"),
+        MemoryState(SPEC, TrainSpec(precision="bf16"), 1000, 0, "here"),
+    ):
+        explorer.show(state)
+        new = MemoryExplorer(
+            state.spec, state.train, image=state.image, tile=state.tile, device=state.device
+        )
+        assert live(explorer) == live(new)
+
+
 def test_a_remedy_does_what_it_promises() -> None:
     """Set in the explorer, each brings the peak that it was listed with."""
     moves = {

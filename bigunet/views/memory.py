@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
+import holoviews as hv
 import ipywidgets as widgets
 import numpy as np
 import xarray as xr
@@ -21,6 +22,7 @@ from bigunet.spec import Optimiser, Precision, TrainSpec, UNetSpec
 from bigunet.tiles import Box, Tile, check_core, place_tile
 from bigunet.views.kit import Explorer, Row
 from bigunet.views.memory_plots import plot_layers, plot_step, size
+from bigunet.views.quick import redraw
 
 __all__ = [
     "MemoryExplorer",
@@ -177,6 +179,14 @@ def memory_by_depth(
     )
 
 
+def _set_ticks(figure: Any, plot: Any) -> None:
+    """The x axis of a live figure as the plot's option `xticks` has it."""
+    ticks = hv.Store.lookup_options("bokeh", plot, "plot").kwargs["xticks"]
+    axis = figure.xaxis[0]
+    axis.ticker.ticks = [at for at, _ in ticks]
+    axis.major_label_overrides = dict(ticks)
+
+
 _SPEC = ("levels", "convs", "channels")
 _TRAIN = ("batch", "precision", "optimiser", "recompute")
 _RECOMPUTE = {
@@ -330,6 +340,16 @@ class MemoryExplorer(Explorer[MemoryState]):
 
     def plots(self, data: xr.Dataset) -> Mapping[str, Any]:
         return {"layers": plot_layers(data), "step": plot_step(data)}
+
+    def _draw(self, names: Sequence[str]) -> None:
+        if self.live is not False and set(names) <= set(self._figures):
+            pairs = [(self._figures[name]._model, self._plots[name]) for name in names]
+            if redraw(pairs):
+                for figure, plot in pairs:
+                    _set_ticks(figure, plot)
+                self._set_axes(names)
+                return
+        super()._draw(names)
 
     def rows(self, data: xr.Dataset) -> Sequence[Row]:
         peak = int(data["peak"][0])

@@ -96,7 +96,9 @@ def _overlay(bars: list[Bar], over: list[Box], texts: list[Text], top: float, ri
         [
             hv.Rectangles(bars, vdims=["colour"]).opts(fill_color="colour", line_color=None),
             hatch(over, (right, top)),
-            hv.Labels(texts).opts(text_align="left", text_color=TEXT, text_font_size="12px"),
+            hv.Labels(texts, vdims="text").opts(
+                text_align="left", text_color=TEXT, text_font_size="12px"
+            ),
         ]
     )
 

@@ -45,6 +45,8 @@ def _parts(figure: Any, overlay: Any) -> list[_Part]:
     found = []
     for element, renderer in zip(elements, renderers, strict=True):
         columns, source = _COLUMNS.get(type(element), ()), renderer.data_source
+        if len(element.dimensions()) == len(columns) - 1:
+            columns = columns[:-1]
         if len(columns) == 5 and set(source.data) == set(columns[:4]):
             # A colour that all items share is no column.
             glyph = renderer.glyph

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PLANNING = """
     errors progress geometry spec tiles layers hardware machines memory cost
     plan schedule timeline rules cuts labels fold incumbent search infeasible balance planner
-    stage_memory comparison simulate scaling
+    stage_memory comparison simulate published_speed scaling
 """.split()
 IMAGERY = "scenes augment tile_reader sampling".split()
 NEEDS_TORCH = """

@@ -24,7 +24,14 @@ import bigunet
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 OPTIONAL = PROJECT["optional-dependencies"]
-COURSE = ["00_start", "01_receptive_field_and_halo", "02_memory", "03_sample_parallel"]
+COURSE = [
+    "00_start",
+    "01_receptive_field_and_halo",
+    "02_memory",
+    "03_sample_parallel",
+    "04_stage_splits",
+    "06_tiles_times_stages",
+]
 NOTEBOOKS = sorted(
     {*(ROOT / "notebooks").glob("*.ipynb"), *(ROOT / "notebooks" / f"{n}.ipynb" for n in COURSE)}
 )

@@ -5,6 +5,7 @@ from bigunet.views.kit import Explorer
 from bigunet.views.memory import MemoryExplorer, MemoryState, memory_by_depth
 from bigunet.views.mosaic import MosaicState, MosaicViewer
 from bigunet.views.setup import setup
+from bigunet.views.stage_tables import launch_command
 from bigunet.views.stages import StageExplorer, StageState
 from bigunet.views.still import Still, plot_against
 
@@ -19,6 +20,7 @@ __all__ = [
     "StageExplorer",
     "StageState",
     "Still",
+    "launch_command",
     "memory_by_depth",
     "plot_against",
     "setup",

@@ -19,7 +19,7 @@ __all__ = ["plot_devices", "plot_layers", "plot_timeline"]
 Floats = NDArray[np.float64]
 Hook = Callable[[Any, Any], None]
 
-_WIDTH = 760
+_WIDTH = 600
 _GIB, _MB = 2.0**30, 1e6
 _FIXED: dict[str, Any] = {
     "apply_ranges": False,
@@ -35,7 +35,7 @@ _KINDS = {
     "reduce": ("A", OKABE_ITO["purple"]),
 }
 # Letters narrower than this share of the plot would run into each other.
-_LEAST_WIDTH = 0.022
+_LEAST_WIDTH = 0.024
 _ARC = np.linspace(0, np.pi, 15)
 
 
@@ -63,10 +63,10 @@ def plot_layers(data: xr.Dataset, hook: Hook | None = None) -> hv.Overlay:
     upright = np.array([(c, 0.0, c, 2.42 * top) for c in cuts]).reshape(-1, 4).T
     forward, backward, peak = (data[n].values for n in ("forward", "backward", "peak"))
     for s, (a, b) in enumerate(pairwise(ends)):
-        text = f"{s}"
-        if b - a > 0.13 * count:
-            seconds = 1e3 * (forward[s] + backward[s])
-            text = f"stage {s}: {seconds:.1f} ms, {peak[s] / _GIB:.1f} GiB"
+        seconds, share = f"{1e3 * (forward[s] + backward[s]):.1f} ms", (b - a) / count
+        text = f"{s}" if share < 0.11 else f"{s}: {seconds}"
+        if share > 0.22:
+            text = f"stage {s}: {seconds}, {peak[s] / _GIB:.1f} GiB"
         # Neighbours' texts stand at two heights.
         texts.append(((a + b) / 2, (2.58 if s % 2 else 2.8) * top, text))
     return hv.Overlay(

@@ -35,6 +35,7 @@ def cut_spans(count: int, num_rows: int) -> list[Span]:
             line_alpha=0.55,
             hover_line_color=OKABE_ITO["vermillion"],
             hover_line_alpha=1.0,
+            hover_line_width=4,
         )
         for _ in range(count)
     ]

@@ -156,8 +156,8 @@ def _remembered(cost: CostModel) -> CostModel:
 def launch_command(plan: Plan) -> str:
     """The shell command that runs a saved plan on its ranks."""
     return (
-        f"torchrun --nproc-per-node={plan.num_ranks} -m bigunet train earth:training "
-        "--plan plan.yaml --out run"
+        f"torchrun --nproc-per-node={plan.num_ranks} -m bigunet train scene.tif "
+        "--labels labels.tif --plan plan.yaml --out run"
     )
 
 

@@ -39,6 +39,10 @@ _LEAST_WIDTH = 0.024
 _ARC = np.linspace(0, np.pi, 15)
 
 
+def _gib(value: float) -> str:
+    return f"{value:.1f}" if value >= 0.95 else f"{value:.2f}"
+
+
 def stage_colour(stage: int) -> str:
     return CYCLE[stage % len(CYCLE)]
 
@@ -66,7 +70,7 @@ def plot_layers(data: xr.Dataset, hook: Hook | None = None) -> hv.Overlay:
         seconds, share = f"{1e3 * (forward[s] + backward[s]):.1f} ms", (b - a) / count
         text = f"{s}" if share < 0.11 else f"{s}: {seconds}"
         if share > 0.22:
-            text = f"stage {s}: {seconds}, {peak[s] / _GIB:.1f} GiB"
+            text = f"stage {s}: {seconds}, {_gib(peak[s] / _GIB)} GiB"
         # Neighbours' texts stand at two heights.
         texts.append(((a + b) / 2, (2.58 if s % 2 else 2.8) * top, text))
     return hv.Overlay(
@@ -112,7 +116,7 @@ def _texts(texts: list[tuple[float, float, str]], align: str = "center") -> hv.L
 
 def _hatching(boxes: list[tuple[float, float, float, float]], span: tuple[float, float]) -> Floats:
     """The columns of the hatching of boxes."""
-    element = hatch(boxes, span, lines=60)
+    element = hatch(boxes, span)
     return np.array([element.dimension_values(i) for i in range(4)], dtype=float)
 
 
@@ -151,7 +155,8 @@ def plot_devices(data: xr.Dataset) -> hv.Overlay:
     peaks = data["device_peak"].values
     used = 100 * peaks / limit
     count = len(busy)
-    end = max(118.0, 1.18 * float(used.max()))
+    # Room for the words beside what is over.
+    end = max(118.0, (1.75 if used.max() > 100 else 1.18) * float(used.max()))
     at = np.arange(count, dtype=float)
     over = used > 100
     fill = np.where(over, OKABE_ITO["vermillion"], OKABE_ITO["green"]).astype(object)
@@ -169,11 +174,13 @@ def plot_devices(data: xr.Dataset) -> hv.Overlay:
     labels = []
     for d in range(count):
         gib = peaks[d] / _GIB
-        text = f"{gib:.1f} / {limit / _GIB:.1f} GiB ({used[d]:.0f} %)"
+        text = f"{_gib(gib)} / {limit / _GIB:.1f} GiB ({used[d]:.0f} %)"
+        at_x = 0.01 * end
         if over[d]:
             text += f" OVER by {gib - limit / _GIB:.1f} GiB"
+            at_x += used[d]
         spent = f"busy {10 * busy[d] * step:.1f} ms ({busy[d]:.0f} %)"
-        labels += [(1.0, d - 0.22, spent), (1.0, d + 0.22, text)]
+        labels += [(0.01 * end, d - 0.22, spent), (at_x, d + 0.22, text)]
     return hv.Overlay(
         [
             hv.Rectangles(bars, vdims=["colour"]).opts(
@@ -183,7 +190,7 @@ def plot_devices(data: xr.Dataset) -> hv.Overlay:
             _texts(labels, "left"),
         ]
     ).opts(
-        title=f"Devices: time of the step, and memory of a {data.attrs['processor']}",
+        title=f"Devices: time of the step, and memory ({data.attrs['processor']})",
         frame_width=_WIDTH,
         frame_height=160,
         xlim=(0, end),
@@ -199,8 +206,8 @@ def plot_devices(data: xr.Dataset) -> hv.Overlay:
 def plot_timeline(data: xr.Dataset) -> hv.Overlay:
     """What each device does when: F forward, C recompute, B backward, A all-reduce; white: idle.
 
-    A measured step lies under the predicted one, hatched: on one clock where the machine is
-    "here", else drawn to the predicted step's length.
+    A measured step lies under the predicted one: on one clock where the machine is "here", else
+    drawn to the predicted step's length.
     """
     count, step = data.sizes["of_device"], data.attrs["step_seconds"]
     both = "measured_start" in data
@@ -208,23 +215,23 @@ def plot_timeline(data: xr.Dataset) -> hv.Overlay:
     scale = 1.0 if data.attrs["machine"] == "here" or not taken else step / taken
     end = 1e3 * max(step, taken * scale if both else 0.0)
     groups = [_boxes(data, "", (-0.40, 0.04 if both else 0.40), 1.0, end)]
-    seen = []
+    ticks = [(d - 0.18 * both, f"device {d}") for d in range(count)]
     if both:
         groups.append(_boxes(data, "measured_", (0.10, 0.42), scale, end))
-        seen = list(zip(*(c.tolist() for c in groups[1][0][:4]), strict=True))
+        ticks += [(d + 0.26, "measured") for d in range(count)]
     boxes = [np.concatenate(columns) for columns in zip(*(g[0] for g in groups), strict=True)]
     texts = [text for g in groups for text in g[1]]
     last = np.array([[1e3 * step], [-0.5], [1e3 * step], [count - 0.5]])
     title = f"One step: {1e3 * step:.1f} ms predicted, bubble {100 * data.attrs['bubble']:.0f} %"
     if both:
-        title += f"; {1e3 * taken:.1f} ms {data.attrs['measured_on']} (hatched"
-        title += ")" if scale == 1.0 else ", drawn to the same length)"
+        title += f"; {1e3 * taken:.1f} ms {data.attrs['measured_on']}"
+        title += "" if scale == 1.0 else " (drawn to the same length)"
     return hv.Overlay(
         [
             hv.Rectangles(tuple(boxes), vdims=["colour"]).opts(
                 fill_color="colour", line_color=TEXT, line_width=0.4
             ),
-            _lines((last, GREY), (_hatching(seen, (end, count)), TEXT)),
+            _lines((last, GREY)),
             _texts(texts),
         ]
     ).opts(
@@ -233,7 +240,7 @@ def plot_timeline(data: xr.Dataset) -> hv.Overlay:
         frame_height=190,
         xlim=(0, 1.01 * end if end else 1.0),
         ylim=(-0.5, count - 0.5),
-        yticks=[(d, f"device {d}") for d in range(count)],
+        yticks=ticks,
         invert_yaxis=True,
         xlabel="ms (F forward, C recompute, B backward, A all-reduce; white is idle)",
         ylabel="",

@@ -277,7 +277,8 @@ class StageExplorer(Explorer[StageState]):
 
     def _draw(self, names: Sequence[str]) -> None:
         # While a cut moves, values change and nothing else.
-        look = (self.state.machine, self.state.height, self.data.sizes["of_device"])
+        state, data = self.state, self.data
+        look = (state.machine, state.height, data.sizes["of_device"], "measured_start" in data)
         known, self._look = self._look, look
         if self.live is not False and look == known and set(names) <= set(self._figures):
             pairs = [(self._figures[name]._model, self._plots[name]) for name in names]

@@ -1,7 +1,7 @@
 """Try a plan on this machine before it is trained: its timeline, and its gradients.
 
-    run_here(plan)                                                 # starts the ranks itself
-    launch(plan_gradients, (plan.to_yaml(),), ranks=plan.num_ranks)
+run_here(plan)                                                 # starts the ranks itself
+launch(plan_gradients, (plan.to_yaml(),), ranks=plan.num_ranks)
 """
 
 from __future__ import annotations

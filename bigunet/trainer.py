@@ -213,7 +213,9 @@ class Trainer:
                 dtype=dtype,
             )
         self.ranks.wait()
-        return Fitted(model, self.folder.path, path, self.loss, self.seconds, self.normalise, scores)
+        return Fitted(
+            model, self.folder.path, path, self.loss, self.seconds, self.normalise, scores
+        )
 
     # One step ----------------------------------------------------------------------------------
 

@@ -26,7 +26,8 @@ PLANNING = """
 IMAGERY = "scenes augment tile_reader sampling".split()
 NEEDS_TORCH = """
     model recompute probe checkpoint mosaic
-    ranks run_folder losses metrics sample_parallel exactness evaluate calibrate optimisers trainer train
+    ranks run_folder losses metrics sample_parallel exactness evaluate calibrate optimisers
+    trainer train
     pipeline tracing measure launch timing rehearsal
 """.split()
 SURFACE = ["views", "lab", "demo", "cli", "__main__"]

@@ -113,6 +113,8 @@ class TileNetwork:
                 self._unit(row, rows)
             elif row.kind == "head":
                 self._head(row)
+            elif row.kind == "pool" and self.device.type == "cpu":
+                self._steps.append((row, _pool))
             elif row.kind in ("up", "pool", "norm", "activation"):
                 self._steps.append((row, self._module(row)))
             elif row.kind in ("skip", "concat"):
@@ -154,7 +156,8 @@ class TileNetwork:
         """
         logits = self.logits(x_BCHW, tile)
         single = self.spec.classes == 1
-        labels = logits[:, 0] > 0 if single else logits.argmax(1)
+        # The first of equal maxima, as argmax(1) takes it, which is slower over channels last.
+        labels = logits[:, 0] > 0 if single else logits.max(1).indices
         chosen = labels.to(torch.uint8).cpu().numpy()
         if probabilities is None:
             return chosen, None
@@ -242,6 +245,18 @@ class TileNetwork:
             return y
 
         return fused
+
+
+def _pool(x_BCHW: Tensor) -> Tensor:
+    """2 x 2 max-pooling of channels-last maps with even sides: rows first, then pairs of columns.
+
+    Long vectors make it two to three times as fast as torch's own on CPUs.
+    """
+    rows = torch.maximum(x_BCHW[:, :, ::2], x_BCHW[:, :, 1::2]).permute(0, 2, 3, 1)
+    batch, height, width, channels = rows.shape
+    pairs = rows.reshape(batch * height * (width // 2), 2, channels)
+    pooled = torch.maximum(pairs[:, 0], pairs[:, 1])
+    return pooled.view(batch, height, width // 2, channels).permute(0, 3, 1, 2)
 
 
 def _fold(weight: Tensor, bias: Tensor | None, norm: Any) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from bigunet import UNetSpec, tile_image, whole_image
 from bigunet.errors import SpecError
 from bigunet.model import UNet
 from bigunet.mosaic import TileNetwork, cpu_has_bf16, weights_hash
-from bigunet.mosaic.network import resolve_precision
+from bigunet.mosaic.network import _join, _pool, resolve_precision
 
 SPEC = UNetSpec(levels=3, channels=8, classes=3, norm="batch", bias=True)
 CPU = torch.device("cpu")
@@ -38,6 +38,20 @@ def test_folded_and_fused_layers_compute_the_same(fused: bool) -> None:
     found = TileNetwork(net, fused=fused).logits(x, tile)
     with torch.inference_mode():
         torch.testing.assert_close(found, net(x), rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("channels", [6, 7])
+def test_joining_and_pooling_are_torchs(channels: int) -> None:
+    whole = torch.randn(2, channels, 26, 30).contiguous(memory_format=torch.channels_last)
+    other = torch.randn(2, 4, 20, 24).contiguous(memory_format=torch.channels_last)
+    for dtype in (torch.float32, torch.bfloat16):
+        skip, x = whole.to(dtype)[..., 3:15, 5:21], other.to(dtype)[..., 1:13, 2:18]
+        joined = _join(skip, x)
+        assert torch.equal(joined, torch.cat((skip, x), 1))
+        assert joined.is_contiguous(memory_format=torch.channels_last)
+        pooled = _pool(joined)
+        assert torch.equal(pooled, F.max_pool2d(joined, 2))
+        assert pooled.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_folding_is_exact_in_float64() -> None:

@@ -139,7 +139,7 @@ class TileNetwork:
                 case "concat":
                     assert row.source is not None
                     skip = skips.pop(row.source)[(..., *tile.crops[row.level].skip.slices)]
-                    x = torch.cat((skip, x), dim=1)
+                    x = _join(skip, x)
                     del skip
                 case _:
                     x = step(x)
@@ -245,6 +245,22 @@ class TileNetwork:
             return y
 
         return fused
+
+
+def _join(skip_BCHW: Tensor, x_BCHW: Tensor) -> Tensor:
+    """`torch.cat` along the channels of two cropped channels-last maps.
+
+    For fp32 on CPUs, NumPy copies pairs of channels as one word, in two thirds of the time.
+    """
+    maps = (skip_BCHW, x_BCHW)
+    if any(
+        m.device.type != "cpu" or m.dtype != torch.float32 or m.stride(1) != 1 or m.shape[1] % 2
+        for m in maps
+    ):
+        return torch.cat(maps, dim=1)
+    words = [m.permute(0, 2, 3, 1).view(torch.float64).numpy() for m in maps]
+    joined = torch.from_numpy(np.concatenate(words, axis=-1)).view(torch.float32)
+    return joined.permute(0, 3, 1, 2)
 
 
 def _pool(x_BCHW: Tensor) -> Tensor:

@@ -259,3 +259,8 @@ def _report(path: Path, error: Exception) -> None:
 
 if __name__ == "__main__":
     _run(Path(sys.argv[1]))
+    # Threads that torch and gloo leave behind can abort the interpreter's own way out
+    # ("terminate called without an active exception"), after all the work is done.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

@@ -8,6 +8,7 @@ true border and, at an inner edge, pollutes the halo only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -22,6 +23,7 @@ __all__ = [
     "check_core",
     "check_image",
     "count_tiles",
+    "crops_of",
     "tile_image",
     "whole_image",
 ]
@@ -278,6 +280,16 @@ def _tile(
         cores[level].grow(needs.decoder_in[level]).clip(reads[level]) if cropped else reads[level]
         for level in range(spec.levels - 1)
     ]
+    crops = crops_of(kept, reads, spec)
+    last = kept[0] if kept else reads[0]
+    return Tile(index, read, core, write, crops, write.within(last))
+
+
+def crops_of(kept: Sequence[Box], reads: Sequence[Box], spec: UNetSpec) -> tuple[Crop, ...]:
+    """The decoder's crops at each level, where it keeps `kept` of the read boxes `reads`.
+
+    All boxes are in their level's pixels, counted from the padded image's corner.
+    """
     crops = []
     for level, keep in enumerate(kept):
         # The lowest block, under the last decoder level, works on the whole read box.
@@ -293,5 +305,4 @@ def _tile(
                 skip=keep.within(reads[level]),
             )
         )
-    last = kept[0] if kept else reads[0]
-    return Tile(index, read, core, write, tuple(crops), write.within(last))
+    return tuple(crops)

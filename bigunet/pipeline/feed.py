@@ -25,7 +25,7 @@ from bigunet.model import pad_to_stride
 from bigunet.plan import Plan
 from bigunet.spec import UNetSpec
 from bigunet.tile_reader import Sample, TileReader
-from bigunet.tiles import Box, Crop, Tile, check_core, tile_image
+from bigunet.tiles import Box, Tile, check_core, crops_of, tile_image
 
 __all__ = [
     "Feed",
@@ -186,22 +186,10 @@ def equal_tile(
         kept.append(_inside((one_core.y0 - need, one_core.x0 - need), (size[0], size[1]), space))
         reads.append(space.halve())
         one_core = one_core.halve()
-    crops = []
-    for level, keep in enumerate(kept):
-        available = kept[level + 1] if level + 1 < len(kept) else reads[level + 1]
-        below = keep.halve()
-        if spec.up == "bilinear":
-            below = below.grow(1)
-        below = below.clip(available)
-        crops.append(
-            Crop(
-                below=below.within(available),
-                upsampled=keep.within(below.double()),
-                skip=keep.within(reads[level]),
-            )
-        )
     last = kept[0] if kept else reads[0]
-    return Tile(tile.index, read, whole, tile.write, tuple(crops), whole.within(last))
+    return Tile(
+        tile.index, read, whole, tile.write, crops_of(kept, reads, spec), whole.within(last)
+    )
 
 
 def _inside(start: tuple[int, int], sides: tuple[int, int], space: Box) -> Box:

@@ -22,9 +22,9 @@ from typing import Any
 from pipeline_runs import NETS, plain_steps, steps
 
 from bigunet.cost import MeasuredCost
-from bigunet.hardware import Machine
 from bigunet.launch import launch
 from bigunet.layers import layer_table
+from bigunet.machines import Machine
 from bigunet.plan import Plan
 from bigunet.planner import balanced_plan, find_plan
 from bigunet.simulate import simulate

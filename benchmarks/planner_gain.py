@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 
 from bigunet.cost import RooflineCost
-from bigunet.hardware import machine
 from bigunet.layers import layer_table
+from bigunet.machines import machine
 from bigunet.plan import Schedule
 from bigunet.planner import balanced_plan, find_plan
 from bigunet.simulate import simulate

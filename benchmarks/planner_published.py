@@ -3,7 +3,7 @@
     python benchmarks/planner_published.py
 
 U-Net (5, 64) on 1, 2 and 4 Tesla P40 with torchgpipe's hand-tuned balances. The P40's figures are
-its data sheet's; see `bigunet.hardware`.
+its data sheet's; see `bigunet.machines`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import importlib.resources
 from itertools import accumulate, pairwise
 
 from bigunet.cost import RooflineCost
-from bigunet.hardware import machine
 from bigunet.layers import layer_table
+from bigunet.machines import machine
 from bigunet.plan import Plan
 from bigunet.simulate import simulate
 from bigunet.spec import TrainSpec, UNetSpec

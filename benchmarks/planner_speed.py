@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 
 from bigunet.cost import RooflineCost
-from bigunet.hardware import machine
 from bigunet.layers import layer_table
+from bigunet.machines import machine
 from bigunet.planner import Planned, find_plan
 from bigunet.simulate import simulate, simulation_table, stages_table
 from bigunet.spec import TrainSpec, UNetSpec

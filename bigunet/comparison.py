@@ -7,8 +7,8 @@ from typing import Any, get_args
 
 from bigunet.cost import CostModel
 from bigunet.errors import BigUNetError
-from bigunet.hardware import Machine
 from bigunet.layers import LayerRow
+from bigunet.machines import Machine
 from bigunet.plan import Schedule
 from bigunet.planner import Balance, MemoryModel, Planned, balanced_plan, find_plan
 from bigunet.spec import TrainSpec, UNetSpec

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bigunet.errors import PlanError, fail
-from bigunet.hardware import Processor
 from bigunet.layers import LayerRow, Shape
+from bigunet.machines import Processor
 
 __all__ = [
     "CostModel",

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bigunet.cost import RowCosts, Skip, open_skips
-from bigunet.hardware import Link
+from bigunet.machines import Link
 from bigunet.plan import Schedule, place
 from bigunet.schedule import DeviceLists, device_actions, in_flight
 from bigunet.spec import Recompute

@@ -13,9 +13,9 @@ from bigunet.balance import balance, block_partition
 from bigunet.cost import CostModel, activation_bytes, micro_batch_rows, skips_of
 from bigunet.cuts import CutProblem, StageBytes, peak_bytes, step_seconds
 from bigunet.errors import MemoryBudgetError, PlanError, fail
-from bigunet.hardware import Machine
 from bigunet.infeasible import explain_misfit
 from bigunet.layers import LayerRow
+from bigunet.machines import Machine
 from bigunet.plan import Placement, Plan, Schedule, SkipRoute, devices_of
 from bigunet.search import best_cuts
 from bigunet.spec import Recompute, TrainSpec, UNetSpec

@@ -6,8 +6,8 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from bigunet.cost import RooflineCost
-from bigunet.hardware import machine
 from bigunet.layers import layer_table
+from bigunet.machines import machine
 from bigunet.memory.published import published_rows
 from bigunet.plan import Plan
 from bigunet.simulate import simulate
@@ -35,7 +35,7 @@ def published_speed_ups() -> tuple[PublishedSpeed, ...]:
     """U-Net (5, 64) on 1, 2 and 4 Tesla P40 with torchgpipe's own, hand-tuned balances.
 
     Source: torchgpipe 0.0.5, "U-Net (5, 64) Speed Benchmark". The P40's figures are those of its
-    data sheet (`bigunet.hardware`); skips go direct, as torchgpipe sends them. `ratio` is the
+    data sheet (`bigunet.machines`); skips go direct, as torchgpipe sends them. `ratio` is the
     simulated speed-up over the published one.
     """
     p40 = machine("p40")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from bigunet.cost import CostModel
 from bigunet.cuts import CutProblem, durations, stage_peak, transfer_bytes
-from bigunet.hardware import Machine
+from bigunet.machines import Machine
 from bigunet.plan import Plan
 from bigunet.planner import MemoryModel, plan_problem
 from bigunet.schedule import Action, actions

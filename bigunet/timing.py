@@ -3,7 +3,7 @@
 Layers are timed where they stand: the whole network runs forward and back, layer by layer, so
 each finds its input in the caches as a real step leaves it and gets the gradient in the layout
 that the layer above hands down. What is timed feeds `bigunet.cost.MeasuredCost` and
-`bigunet.hardware.Machine`.
+`bigunet.machines.Machine`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from torch.nn import functional as F
 from bigunet.calibrate import freeze_norm
 from bigunet.cost import MeasuredCost
 from bigunet.errors import SpecError, fail
-from bigunet.hardware import Link, Machine, Processor
 from bigunet.launch import launch
 from bigunet.layers import LayerRow
+from bigunet.machines import Link, Machine, Processor
 from bigunet.machines import device as device_of
 from bigunet.model import UNet
 from bigunet.ranks import current

@@ -8,8 +8,8 @@ import pytest
 
 from bigunet.comparison import compare_plans
 from bigunet.cost import RooflineCost
-from bigunet.hardware import machine
 from bigunet.layers import layer_table
+from bigunet.machines import machine
 from bigunet.plan import Plan
 from bigunet.simulate import simulate
 from bigunet.spec import TrainSpec, UNetSpec

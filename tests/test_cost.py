@@ -17,8 +17,8 @@ from bigunet.cost import (
     skips_of,
 )
 from bigunet.errors import PlanError
-from bigunet.hardware import Processor, machine
 from bigunet.layers import LayerRow, layer_table
+from bigunet.machines import Processor, machine
 from bigunet.spec import UNetSpec
 
 SPEC = UNetSpec(levels=3, channels=8)

@@ -16,7 +16,7 @@ from bigunet.cuts import (
     step_seconds,
     transfer_bytes,
 )
-from bigunet.hardware import Link
+from bigunet.machines import Link
 
 LINK = Link("l", 10.0, 0.5)
 SKIPS = (Skip(0, 5, 100), Skip(2, 4, 7))

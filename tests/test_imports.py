@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # A module (or a sub-package, as one) imports only from those before it. Add new ones in place.
 PLANNING = """
-    errors progress geometry spec tiles layers hardware machines memory cost
+    errors progress geometry spec tiles layers machines memory cost
     plan schedule timeline rules cuts labels fold incumbent search infeasible balance planner
     stage_memory comparison simulate published_speed scaling
 """.split()

@@ -13,9 +13,9 @@ import pytest
 from bigunet.cost import RooflineCost, RowCosts, Skip
 from bigunet.cuts import CutProblem, peak_bytes, step_seconds
 from bigunet.errors import MemoryBudgetError, PlanError
-from bigunet.hardware import machine
 from bigunet.infeasible import explain_misfit
 from bigunet.layers import layer_table
+from bigunet.machines import machine
 from bigunet.planner import (
     Planned,
     balanced_plan,

@@ -10,7 +10,7 @@ import pytest
 
 from bigunet.cost import RowCosts, Skip
 from bigunet.cuts import CutProblem, durations, peak_bytes, skips_stay, step_seconds
-from bigunet.hardware import Link
+from bigunet.machines import Link
 from bigunet.plan import devices_of
 from bigunet.search import best_cuts, fits_memory
 from bigunet.timeline import run, topological

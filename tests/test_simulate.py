@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from bigunet.cost import RooflineCost, RowCosts
-from bigunet.hardware import Link, Machine, machine
 from bigunet.layers import layer_table
+from bigunet.machines import Link, Machine, machine
 from bigunet.plan import Plan
 from bigunet.planner import find_plan
 from bigunet.schedule import bubble_fraction

@@ -17,8 +17,8 @@ import xarray as xr
 from bigunet.comparison import compare_plans
 from bigunet.cost import RooflineCost
 from bigunet.errors import PlanError, SpecError
-from bigunet.hardware import machine
 from bigunet.layers import layer_table
+from bigunet.machines import machine
 from bigunet.plan import Plan
 from bigunet.simulate import simulate, stages_table
 from bigunet.spec import TrainSpec, UNetSpec

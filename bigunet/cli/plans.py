@@ -40,8 +40,8 @@ def stages(
     """Cut the network where a step is shortest within the memory, and compare other ways to cut."""
     from bigunet.comparison import compare_plans
     from bigunet.cost import RooflineCost
-    from bigunet.hardware import machine as machine_of
     from bigunet.layers import layer_table
+    from bigunet.machines import machine as machine_of
     from bigunet.planner import find_plan
     from bigunet.simulate import stages_table
     from bigunet.stage_memory import row_memory
@@ -136,7 +136,7 @@ def simulate(
 ) -> None:
     """Simulate one step of a plan: its time, its bubble, idle time by cause, bytes by link."""
     from bigunet.cost import RooflineCost
-    from bigunet.hardware import machine as machine_of
+    from bigunet.machines import machine as machine_of
     from bigunet.plan import Plan
     from bigunet.simulate import simulate as run
     from bigunet.simulate import simulation_table

@@ -14,8 +14,8 @@ import xarray as xr
 from bigunet.cost import CostModel, RooflineCost, RowCosts
 from bigunet.cuts import StageBytes, stage_peak, transfer_bytes
 from bigunet.errors import PlanError, fail
-from bigunet.hardware import MACHINES, Machine
 from bigunet.layers import LayerRow, Shape, layer_table
+from bigunet.machines import MACHINES, Machine
 from bigunet.plan import Placement, Plan, Schedule, SkipRoute, devices_of
 from bigunet.planner import MemoryModel, plan_problem
 from bigunet.simulate import simulate
@@ -65,7 +65,7 @@ class StageSetting:
     Parameters
     ----------
     shape_BCHW : the images that one pipeline takes in one step.
-    machines : by name, a machine and the seconds of layers on it; those of `bigunet.hardware` by
+    machines : by name, a machine and the seconds of layers on it; those of `bigunet.machines` by
         the roofline model, where none are given, and in front of them those that are.
     skips, tiles, scene_shape : see `bigunet.plan.Plan`.
     """

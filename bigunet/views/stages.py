@@ -15,12 +15,11 @@ from bokeh.models.annotations.geometry import Span
 
 from bigunet.cost import CostModel
 from bigunet.errors import BigUNetError
-from bigunet.hardware import Machine
 from bigunet.layers import Shape
+from bigunet.machines import Machine
 from bigunet.plan import Plan, Schedule, SkipRoute
 from bigunet.spec import Recompute, TrainSpec, UNetSpec
 from bigunet.views.kit import Explorer, Row
-from bigunet.views.quick import redraw
 from bigunet.views.stage_plots import plot_devices, plot_layers, plot_timeline
 from bigunet.views.stage_spans import cut_spans, set_spans
 from bigunet.views.stage_tables import StageSetting, StageState, moved_cut, stage_tables
@@ -91,7 +90,6 @@ class StageExplorer(Explorer[StageState]):
         self._runs: dict[_RunKey, xr.Dataset] = {}
         self._spans: list[Span] = []
         self._held: int | None = None
-        self._look: tuple[Any, ...] = ()
         state = StageState(
             cuts=(),
             micro_batches=micro_batches or shape_BCHW[0],
@@ -276,16 +274,9 @@ class StageExplorer(Explorer[StageState]):
         )
 
     def _draw(self, names: Sequence[str]) -> None:
-        # While a cut moves, values change and nothing else.
-        state, data = self.state, self.data
-        look = (state.machine, state.height, data.sizes["of_device"], "measured_start" in data)
-        known, self._look = self._look, look
-        if self.live is not False and look == known and set(names) <= set(self._figures):
-            pairs = [(self._figures[name]._model, self._plots[name]) for name in names]
-            if redraw(pairs):
-                self._set_axes(names)
-                return
-        super()._draw(names)
+        with self._one_message():
+            super()._draw(names)
+            set_spans(self._spans, self.state.cuts, self._held)
 
     # Lines that are dragged --------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Devices and how much memory they have."""
+"""Devices by name, for those who ask only how much memory they have."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import os
 from dataclasses import dataclass
 
 from bigunet.errors import SpecError, fail
+from bigunet.machines.known import PROCESSORS
 
 __all__ = ["DEVICES", "Device", "device"]
-
-_GB = 1000**3
-_GiB = 1024**3
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One accelerator, or this computer. `memory_bytes` is the whole memory, as its maker says.
+    """The memory of a processor, or of this computer. `memory_bytes` is all of it.
 
     A driver keeps some of it (a CUDA context takes a few hundred MB), and kernels need work
     space: leave room. `source` names where the figure comes from.
@@ -27,22 +25,9 @@ class Device:
     source: str
 
 
-def _gpu(name: str, memory_bytes: int, source: str) -> Device:
-    return Device(name, memory_bytes, True, source)
-
-
-# GPU makers count a "GB" of HBM2 and GDDR5 as 2^30 bytes; the H200's 141 GB are 10^9.
-_TABLE = (
-    _gpu("V100-16GB", 16 * _GiB, "NVIDIA V100 datasheet: 16 GB HBM2"),
-    _gpu("V100-32GB", 32 * _GiB, "NVIDIA V100 datasheet: 32 GB HBM2"),
-    _gpu("P40", 24 * _GiB, "NVIDIA Tesla P40 datasheet: 24 GB GDDR5"),
-    _gpu("A100-40GB", 40 * _GiB, "NVIDIA A100 datasheet: 40 GB HBM2"),
-    _gpu("A100-80GB", 80 * _GiB, "NVIDIA A100 datasheet: 80 GB HBM2e"),
-    _gpu("MI250X-GCD", 64 * _GiB, "AMD Instinct MI250X: 128 GB HBM2e, two dies of 64 GB"),
-    _gpu("H200", 141 * _GB, "NVIDIA H200 datasheet: 141 GB HBM3e"),
-)
-
-DEVICES: dict[str, Device] = {entry.name: entry for entry in _TABLE}
+DEVICES: dict[str, Device] = {
+    p.name: Device(p.name, p.memory_bytes, p.cuda, p.source) for p in PROCESSORS.values()
+}
 """Devices by name; "here" is made by `device`."""
 
 
@@ -63,7 +48,7 @@ def device(name: str | Device) -> Device:
         return name
     if name.lower() == "here":
         return _here()
-    for entry in _TABLE:
+    for entry in DEVICES.values():
         if entry.name.lower() == name.lower():
             return entry
     fail(

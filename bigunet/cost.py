@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -68,36 +69,26 @@ def _elements(shape: Shape) -> int:
     return shape[0] * shape[1] * shape[2] * shape[3]
 
 
-def _passes(row: LayerRow, x: float, y: float, weights: float) -> tuple[float, float]:
-    """Bytes that the forward and the backward pass of a layer move.
-
-    `x` and `y` are the bytes of its input and output. A tensor counts once for each time that a
-    kernel reads or writes it whole: a normalisation reads its input for the statistics and again
-    to apply them; an activation's gradient reads the gradient and the saved tensor and writes.
-    """
-    match row.kind:
-        case "conv" | "head":
-            return x + y + weights, 2 * y + 2 * x + 2 * weights
-        case "norm":
-            return 2 * x + y, 2 * (x + y) + x
-        case "dropout":
-            return x + y, x + y
-        case "activation":
-            return x + y, 2 * y + x
-        case "skip":
-            # Forward it only keeps a name; backward the two gradients of its output are added.
-            return 0.0, 3 * y
-        case "pool":
-            # The winners' positions are 64-bit whole numbers, one for each output.
-            positions = 8.0 * _elements(row.out_shape)
-            return x + y + positions, y + positions + x
-        case "up" if row.parameters:
-            return x + y + weights, 2 * y + 2 * x + 2 * weights
-        case "up":
-            return x + y, x + y
-        case "concat":
-            # Backward the joined gradient is split by views, which move nothing.
-            return 2 * y, 0.0
+# Whole tensors that the forward and the backward pass of a layer move: its input, its output, its
+# weights. A tensor counts once for each time that a kernel reads or writes it whole: a
+# normalisation reads its input for the statistics and again to apply them; an activation's
+# gradient reads the gradient and the saved tensor and writes. A skip only keeps a name forward,
+# and adds the two gradients of its output backward; a concatenation's gradient is split by views,
+# which move nothing.
+_MOVED: Mapping[str, tuple[tuple[int, int, int], tuple[int, int, int]]] = {
+    "conv": ((1, 1, 1), (2, 2, 2)),
+    "head": ((1, 1, 1), (2, 2, 2)),
+    "norm": ((2, 1, 0), (3, 2, 0)),
+    "dropout": ((1, 1, 0), (1, 1, 0)),
+    "activation": ((1, 1, 0), (1, 2, 0)),
+    "skip": ((0, 0, 0), (0, 3, 0)),
+    "pool": ((1, 1, 0), (1, 1, 0)),
+    "up": ((1, 1, 0), (1, 1, 0)),
+    "concat": ((0, 2, 0), (0, 0, 0)),
+}
+# A pooling also writes, and backward reads, the winners' positions: 64-bit whole numbers, one for
+# each output.
+_POSITION_BYTES = 8
 
 
 # Kernels started by the two passes; "skip" starts none forward.
@@ -114,6 +105,25 @@ _LAUNCHES: Mapping[str, tuple[int, int]] = {
 }
 
 
+@lru_cache(maxsize=256)
+def _constants(layers: tuple[tuple[str, int], ...]) -> tuple[Floats, ...]:
+    """What the roofline needs of layers (kind, parameters) beside their sizes, an array each."""
+    # A transposed convolution is a convolution.
+    moved = np.array([_MOVED["conv" if k == "up" and n else k] for k, n in layers], dtype=float)
+    moved = moved.reshape(len(layers), 2, 3)
+    starts = np.array([_LAUNCHES[k] for k, _ in layers], dtype=float).reshape(len(layers), 2)
+    return (
+        # Only products run at the peak; element-wise layers are bound by memory anyway.
+        np.array([n > 0 and k != "norm" for k, n in layers], dtype=float),
+        np.array([_POSITION_BYTES * (k == "pool") for k, _ in layers], dtype=float),
+        np.array([n for _, n in layers], dtype=float),
+        moved[:, 0],
+        moved[:, 1],
+        starts[:, 0],
+        starts[:, 1],
+    )
+
+
 @dataclass(frozen=True)
 class RooflineCost:
     """Seconds by the roofline of a processor at a `TrainSpec.precision`.
@@ -126,22 +136,41 @@ class RooflineCost:
     precision: str = "fp32"
 
     def __call__(self, rows: Sequence[LayerRow]) -> RowCosts:
+        entering = np.array([_elements(row.in_shape) for row in rows], dtype=np.float64)
+        leaving = np.array([_elements(row.out_shape) for row in rows], dtype=np.float64)
+        flops = np.array([row.flops for row in rows], dtype=np.float64)
+        return RowCosts(*self.at_sizes(rows, entering, leaving, flops))
+
+    def at_sizes(
+        self, rows: Sequence[LayerRow], entering: Floats, leaving: Floats, flops: Floats
+    ) -> tuple[Floats, Floats]:
+        """Forward and backward seconds of the rows at other sizes than theirs, many at once.
+
+        `entering` and `leaving` (row, ...) are the elements of each row's input and output,
+        `flops` its operations; only kinds and parameters are taken from `rows`.
+        """
         size, peak = value_bytes(self.precision), self.processor.peak(self.precision)
+        more = (..., *(None,) * (entering.ndim - 1))
+        table = _constants(tuple((r.kind, r.parameters) for r in rows))
+        products, positions, weights, forward, backward, starts, starts_back = (
+            column[more] for column in table
+        )
+        flops = products * flops
+
+        def moved(tensors: Floats) -> Floats:
+            x, y, w = (size * tensors[:, i] for i in range(3))
+            return x * entering + y * leaving + w * weights + positions * leaving
+
+        bytes_forward, bytes_backward = moved(forward), moved(backward)
+        flops_backward = 2 * flops
+        if rows and rows[0].level == 0 and rows[0].block == "enc0":
+            # The first layer: no gradient of the network's input.
+            flops_backward[0], bytes_backward[0] = flops[0], bytes_forward[0]
         rate, launch = self.processor.bytes_per_second, self.processor.launch_seconds
-        forward, backward = np.empty(len(rows)), np.empty(len(rows))
-        for i, row in enumerate(rows):
-            x, y = size * _elements(row.in_shape), size * _elements(row.out_shape)
-            moved, moved_back = _passes(row, x, y, size * row.parameters)
-            start, start_back = _LAUNCHES[row.kind]
-            # Only products run at the peak; element-wise layers are bound by memory anyway.
-            products = row.flops if row.parameters and row.kind != "norm" else 0
-            first = i == 0 and row.level == 0 and row.block == "enc0"
-            times = 1 if first else 2
-            if first:
-                moved_back = moved
-            forward[i] = max(products / peak, moved / rate) + start * launch
-            backward[i] = max(times * products / peak, moved_back / rate) + start_back * launch
-        return RowCosts(forward, backward)
+        return (
+            np.maximum(flops / peak, bytes_forward / rate) + launch * starts,
+            np.maximum(flops_backward / peak, bytes_backward / rate) + launch * starts_back,
+        )
 
 
 @dataclass(frozen=True)

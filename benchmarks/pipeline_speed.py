@@ -22,6 +22,7 @@ from typing import Any
 from pipeline_runs import NETS, plain_steps, steps
 
 from bigunet.cost import MeasuredCost
+from bigunet.here import here
 from bigunet.launch import launch
 from bigunet.layers import layer_table
 from bigunet.machines import Machine
@@ -29,7 +30,7 @@ from bigunet.plan import Plan
 from bigunet.planner import balanced_plan, find_plan
 from bigunet.simulate import simulate
 from bigunet.spec import TrainSpec, UNetSpec
-from bigunet.timing import this_machine, time_layers
+from bigunet.timing import time_layers
 
 
 def run(function: Any, *args: Any, ranks: int) -> Any:
@@ -127,7 +128,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON only")
     args = parser.parse_args()
     nets, rounds = (NETS[:2], 3) if args.quick else (NETS, args.rounds)
-    machine = this_machine()
+    machine = here(2, refresh=True)
     link = machine.inside
     rows = (speedup if args.what == "speedup" else plans)(machine, nets, rounds, args.micro_batches)
     totals = summary(rows)

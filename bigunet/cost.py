@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -175,24 +176,35 @@ class RooflineCost:
 
 @dataclass(frozen=True)
 class MeasuredCost:
-    """Seconds timed at one or more micro-batch sizes, linear between and beyond them.
+    """Seconds timed at one or more sizes, linear between and beyond them.
 
     `forward_seconds[name]` and `backward_seconds[name]` hold one number for each of `batches`,
     which rise. With one size only, seconds are proportional to the size.
+
+    A layer's size is the number of images, unless `pixels[name]` holds the pixels of its output
+    (images x height x width) at each timing: then it is those, and rows of any height and width,
+    such as those of cropped tiles, have their seconds.
     """
 
     batches: tuple[int, ...]
     forward_seconds: Mapping[str, tuple[float, ...]]
     backward_seconds: Mapping[str, tuple[float, ...]]
     source: str = "measured"
+    pixels: Mapping[str, tuple[int, ...]] | None = None
 
     def __post_init__(self) -> None:
-        rising = all(a < b for a, b in zip(self.batches, self.batches[1:], strict=False))
+        rising = all(a < b for a, b in pairwise(self.batches))
         tables = (self.forward_seconds, self.backward_seconds)
         sizes = {len(v) for table in tables for v in table.values()}
         same = set(tables[0]) == set(tables[1])
         if not self.batches or self.batches[0] < 1 or not rising or sizes - {len(self.batches)}:
             same = False
+        if self.pixels is not None:
+            columns = [self.pixels.get(name, ()) for name in tables[0]]
+            same = same and all(
+                len(c) == len(self.batches) and c[0] > 0 and all(a <= b for a, b in pairwise(c))
+                for c in columns
+            )
         if not same:
             fail(
                 PlanError,
@@ -211,19 +223,28 @@ class MeasuredCost:
                 got=f"none for {', '.join(missing[:5])}" + (" ..." if len(missing) > 5 else ""),
                 remedy="Calibrate with the same spec.",
             )
-        batch = rows[0].in_shape[0] if rows else 1
         return RowCosts(
-            np.array([self._at(self.forward_seconds[row.name], batch) for row in rows]),
-            np.array([self._at(self.backward_seconds[row.name], batch) for row in rows]),
+            np.array([self._of(row, self.forward_seconds) for row in rows]),
+            np.array([self._of(row, self.backward_seconds) for row in rows]),
         )
 
-    def _at(self, seconds: Sequence[float], batch: int) -> float:
-        sizes = self.batches
-        if len(sizes) == 1:
-            return seconds[0] * batch / sizes[0]
-        k = next((k for k in range(1, len(sizes) - 1) if batch <= sizes[k]), len(sizes) - 1)
-        slope = (seconds[k] - seconds[k - 1]) / (sizes[k] - sizes[k - 1])
-        return max(0.0, seconds[k - 1] + slope * (batch - sizes[k - 1]))
+    def _of(self, row: LayerRow, seconds: Mapping[str, tuple[float, ...]]) -> float:
+        if self.pixels is None:
+            return _interpolated(self.batches, seconds[row.name], row.in_shape[0])
+        pixels = row.out_shape[0] * row.out_shape[2] * row.out_shape[3]
+        return _interpolated(self.pixels[row.name], seconds[row.name], pixels)
+
+
+def _interpolated(sizes: Sequence[int], seconds: Sequence[float], size: int) -> float:
+    """Linear between and beyond points; proportional where all points are of one size."""
+    if sizes[0] == sizes[-1]:
+        return sum(seconds) / len(seconds) * size / sizes[0]
+    k = next((k for k in range(1, len(sizes)) if sizes[k] > sizes[0] and size <= sizes[k]), None)
+    if k is None:
+        k = len(sizes) - 1
+    j = max(i for i in range(k) if sizes[i] < sizes[k])
+    slope = (seconds[k] - seconds[j]) / (sizes[k] - sizes[j])
+    return max(0.0, seconds[j] + slope * (size - sizes[j]))
 
 
 # What crosses a cut ---------------------------------------------------------------------------

@@ -1,9 +1,8 @@
-"""This machine's own seconds: of each layer, of a message between ranks, of plain arithmetic.
+"""This machine's own seconds of each layer, for `bigunet.cost.MeasuredCost`.
 
 Layers are timed where they stand: the whole network runs forward and back, layer by layer, so
 each finds its input in the caches as a real step leaves it and gets the gradient in the layout
-that the layer above hands down. What is timed feeds `bigunet.cost.MeasuredCost` and
-`bigunet.machines.Machine`.
+that the layer above hands down.
 """
 
 from __future__ import annotations
@@ -11,29 +10,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
-from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bigunet.calibrate import freeze_norm
 from bigunet.cost import MeasuredCost
 from bigunet.errors import SpecError, fail
-from bigunet.launch import launch
-from bigunet.layers import LayerRow
-from bigunet.machines import Link, Machine, Processor
-from bigunet.machines import device as device_of
+from bigunet.layers import LayerRow, layer_table
 from bigunet.model import UNet
-from bigunet.ranks import current
 from bigunet.sample_parallel import narrowed
 from bigunet.spec import Precision, UNetSpec
+from bigunet.tiles import Tile
 
-__all__ = ["this_machine", "time_layers", "time_link"]
+__all__ = ["time_layers", "time_tiles"]
 
 
 @contextmanager
@@ -87,6 +80,68 @@ def time_layers(
             remedy="Change them.",
         )
     rising = tuple(sorted(set(batches)))
+    shapes = [(b, spec.in_channels, *size) for b in rising]
+    return _timed(spec, [(s, None) for s in shapes], rising, precision, rounds, in_flight, threads,
+                  device)  # fmt: skip
+
+
+def time_tiles(
+    spec: UNetSpec,
+    tiles: Sequence[Tile],
+    *,
+    precision: Precision = "fp32",
+    rounds: int = 5,
+    threads: int | None = None,
+    device: str | torch.device = "cpu",
+) -> MeasuredCost:
+    """Seconds of every layer for tiles one at a time, by the pixels of the layer's map.
+
+    One tile of each size is timed, its decoder cropped as the tile says; see `time_layers` for
+    the rest. The cost that comes of it takes the rows of any tile.
+
+    Raises
+    ------
+    SpecError : no tiles, or no rounds.
+    """
+    if rounds < 1 or not tiles:
+        fail(
+            SpecError,
+            rule="at least one tile is timed at least once",
+            got=f"{len(tiles)} tiles, {rounds} rounds",
+            remedy="Pass tile_image(...), say.",
+        )
+    kinds: dict[tuple[object, ...], Tile] = {}
+    for tile in tiles:
+        crops = tuple((c.below.shape, c.upsampled.shape) for c in tile.crops)
+        kinds.setdefault((tile.read.shape, crops, tile.write.shape), tile)
+    chosen = list(kinds.values())
+    cases = [((1, spec.in_channels, *tile.read.shape), tile) for tile in chosen]
+    numbers = tuple(range(1, len(cases) + 1))
+    plain = _timed(spec, cases, numbers, precision, rounds, 1, threads, device)
+    tables = [layer_table(spec, shape, tile=tile) for shape, tile in cases]
+    forward, backward, pixels = {}, {}, {}
+    for i, row in enumerate(tables[0]):
+        sizes = [t[i].out_shape[2] * t[i].out_shape[3] for t in tables]
+        order = sorted(range(len(sizes)), key=sizes.__getitem__)
+        pixels[row.name] = tuple(sizes[k] for k in order)
+        forward[row.name] = tuple(plain.forward_seconds[row.name][k] for k in order)
+        backward[row.name] = tuple(plain.backward_seconds[row.name][k] for k in order)
+    return MeasuredCost(numbers, forward, backward, plain.source, pixels)
+
+
+_Case = tuple[tuple[int, int, int, int], Tile | None]
+
+
+def _timed(
+    spec: UNetSpec,
+    cases: Sequence[_Case],
+    numbers: tuple[int, ...],
+    precision: Precision,
+    rounds: int,
+    in_flight: int,
+    threads: int | None,
+    device: str | torch.device,
+) -> MeasuredCost:
     with torch.random.fork_rng(devices=[]), _threads(threads):
         torch.manual_seed(0)
         model = UNet(spec).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -94,27 +149,33 @@ def time_layers(
             model = narrowed(model)
         model.train()
         freeze_norm(model)
-        by_batch = [_timed_steps(model, (b, spec.in_channels, *size), precision, rounds, in_flight)
-                    for b in rising]  # fmt: skip
+        timed = [_timed_steps(model, *case, precision, rounds, in_flight) for case in cases]
     names = [row.name for row in model.rows]
     return MeasuredCost(
-        rising,
-        {n: tuple(float(f[i]) for f, _ in by_batch) for i, n in enumerate(names)},
-        {n: tuple(float(b[i]) for _, b in by_batch) for i, n in enumerate(names)},
+        numbers,
+        {n: tuple(float(f[i]) for f, _ in timed) for i, n in enumerate(names)},
+        {n: tuple(float(b[i]) for _, b in timed) for i, n in enumerate(names)},
         source=f"timed on {torch.device(device).type}, {threads or torch.get_num_threads()} "
         f"threads, {precision}",
     )
 
 
 def _timed_steps(
-    model: UNet, shape: tuple[int, int, int, int], precision: Precision, rounds: int, in_flight: int
+    model: UNet,
+    shape: tuple[int, int, int, int],
+    tile: Tile | None,
+    precision: Precision,
+    rounds: int,
+    in_flight: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Median (forward, backward) seconds of each row."""
     weight = next(model.parameters())
     x = torch.randn(shape, device=weight.device).to(weight.dtype)
     x = x.contiguous(memory_format=torch.channels_last)
-    labels = torch.zeros((shape[0], *shape[2:]), dtype=torch.int64, device=weight.device)
-    steps = [_timed_step(model, x, labels, precision, in_flight) for _ in range(rounds + 1)][1:]
+    side = shape[2:] if tile is None else tile.write.shape
+    labels = torch.zeros((shape[0], *side), dtype=torch.int64, device=weight.device)
+    steps = [_timed_step(model, x, labels, tile, precision, in_flight) for _ in range(rounds + 1)]
+    del steps[0]
     forward, backward = (np.median([step[i] for step in steps], axis=0) for i in (0, 1))
     return forward, backward
 
@@ -123,12 +184,17 @@ _Kept = list[tuple[LayerRow, tuple[Tensor, ...], Tensor]]
 
 
 def _timed_step(
-    model: UNet, x: Tensor, labels: Tensor, precision: Precision, in_flight: int
+    model: UNet,
+    x: Tensor,
+    labels: Tensor,
+    tile: Tile | None,
+    precision: Precision,
+    in_flight: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Seconds of each row's forward and backward pass, means over the micro-batches."""
     if in_flight > 1:
         model.zero_grad()  # the first gradient is kept, the others are added, as in a step
-    passes = [_forward(model, x, labels, precision) for _ in range(in_flight)]
+    passes = [_forward(model, x, labels, tile, precision) for _ in range(in_flight)]
     forward = np.mean([seconds for seconds, _ in passes], axis=0)
     held = [kept for _, kept in passes]
     del passes
@@ -137,7 +203,7 @@ def _timed_step(
 
 
 def _forward(
-    model: UNet, x: Tensor, labels: Tensor, precision: Precision
+    model: UNet, x: Tensor, labels: Tensor, tile: Tile | None, precision: Precision
 ) -> tuple[list[float], _Kept]:
     clock = _clock(x.device)
     kept: _Kept = []
@@ -150,8 +216,11 @@ def _forward(
         inputs = (x.detach().requires_grad_(row is not model.rows[0]), *skip)
         began = clock()
         with torch.autocast(x.device.type, torch.bfloat16, enabled=precision == "bf16-autocast"):
-            x = _apply(row, model.layers[row.name], inputs)
-        loss = F.cross_entropy(x.float(), labels) if row.kind == "head" else None
+            x = _apply(row, model.layers[row.name], inputs, tile)
+        loss = None
+        if row.kind == "head":
+            seen = x if tile is None else x[(..., *tile.out.slices)]
+            loss = F.cross_entropy(seen.float(), labels)
         forward.append(clock() - began)
         if row.kind == "skip":
             skips[row.name] = x
@@ -179,12 +248,21 @@ def _backward(kept: _Kept, clock: Callable[[], float]) -> list[float]:
     return backward[::-1]
 
 
-def _apply(row: LayerRow, module: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
+def _apply(
+    row: LayerRow, module: nn.Module, inputs: tuple[Tensor, ...], tile: Tile | None
+) -> Tensor:
     match row.kind:
         case "skip":
             return inputs[0]
+        case "up" if tile is not None:
+            crop = tile.crops[row.level]
+            up: Tensor = module(inputs[0][(..., *crop.below.slices)])
+            return up[(..., *crop.upsampled.slices)]
         case "concat":
-            return torch.cat((inputs[1], inputs[0]), dim=1)
+            skip = inputs[1]
+            if tile is not None:
+                skip = skip[(..., *tile.crops[row.level].skip.slices)]
+            return torch.cat((skip, inputs[0]), dim=1)
         case "activation" if getattr(module, "inplace", False):
             # A view of a leaf may not be overwritten; a shallow alias that is no leaf may.
             alias: Any = _Alias.apply(inputs[0])  # type: ignore[no-untyped-call]
@@ -216,83 +294,3 @@ def _clock(device: torch.device) -> Callable[[], float]:
         return time.perf_counter()
 
     return synchronised
-
-
-# Messages ---------------------------------------------------------------------------------------
-
-
-def time_link(
-    *, sizes_bytes: Sequence[int] = (2**12, 2**18, 2**22, 2**24), rounds: int = 10
-) -> Link:
-    """The link between two ranks of this machine, started for it, with one thread each.
-
-    Latency and rate of the line through the medians of one-way times (half a round trip).
-    """
-    sizes = tuple(sizes_bytes)
-    seconds = launch(_ping_pong, (sizes, rounds), ranks=2, threads_per_rank=1, progress=False)
-    # Weighted by 1 / seconds: small messages tell the latency, and must not drown in large ones.
-    weights = 1.0 / np.asarray(seconds)
-    slope, latency = np.polyfit(np.asarray(sizes, float), seconds, 1, w=weights)
-    largest = sizes[-1] / seconds[-1]
-    rate = 1.0 / slope if slope > 0 else largest
-    return Link("between ranks here", float(rate), float(max(latency, 0.0)), "timed by bigunet")
-
-
-def _ping_pong(sizes: Sequence[int], rounds: int) -> list[float]:
-    ranks = current()
-    result = []
-    for size in sizes:
-        message = torch.zeros(size, dtype=torch.uint8, device=ranks.device)
-        times = []
-        for _ in range(rounds + 1):
-            ranks.wait()
-            began = time.perf_counter()
-            for source in (0, 1):
-                if ranks.rank == source:
-                    dist.send(message, 1 - source)
-                else:
-                    dist.recv(message, source)
-            times.append((time.perf_counter() - began) / 2)
-        result.append(median(times[1:]))
-    return result
-
-
-# Arithmetic -------------------------------------------------------------------------------------
-
-
-def this_machine(num_devices: int = 2, *, threads: int = 1, link: Link | None = None) -> Machine:
-    """This machine as `num_devices` ranks of `threads` CPU threads, rates and link timed here.
-
-    Rates are those of a large matrix product and of a copy; a launch is what a tiny operation
-    costs. `link` saves timing it again.
-    """
-    with _threads(threads):
-        flops = {}
-        for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
-            a = torch.randn(1024, 1024).to(dtype)
-            flops[name] = 2 * 1024**3 / _median_seconds(partial(torch.matmul, a, a))
-        x = torch.zeros(2**24)
-        y = torch.zeros(2**24)
-        copied = 2 * x.nbytes / _median_seconds(lambda: y.copy_(x))
-        one = torch.zeros(1)
-        launch_seconds = _median_seconds(lambda: one + one, 200)
-    processor = Processor(
-        f"here, {threads} threads",
-        flops,
-        copied,
-        max(1, device_of("here").memory_bytes // num_devices),
-        launch_seconds,
-        "timed by bigunet",
-    )
-    between = time_link() if link is None else link
-    return Machine("here", processor, num_devices, between, between, between,
-                   per_socket=num_devices)  # fmt: skip
-
-
-def _median_seconds(work: Callable[[], object], rounds: int = 7) -> float:
-    times = []
-    for _ in range(rounds + 1):
-        began = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - began)
-    return median(times[1:])

@@ -121,3 +121,26 @@ def test_open_skips_are_those_between_source_and_sink(levels: int, convs: int) -
 def test_bad_costs_are_refused(make: object) -> None:
     with pytest.raises(PlanError):
         make()  # type: ignore[operator]
+
+
+def test_seconds_by_pixels_follow_a_layers_map() -> None:
+    """Points on 2 + 3 p a pixel are found again, between them and beyond."""
+    rows = layer_table(SPEC, (1, 3, 64, 64))
+    line = {row.name: tuple(2.0 + 3.0 * p for p in (100, 100, 400)) for row in rows}
+    pixels = {row.name: (100, 100, 400) for row in rows}
+    cost = MeasuredCost((1, 2, 3), line, line, pixels=pixels)
+    for height, width in ((64, 64), (32, 16), (8, 8)):
+        table = layer_table(SPEC, (2, 3, height, width))
+        expected = [2.0 + 3.0 * 2 * row.out_shape[2] * row.out_shape[3] for row in table]
+        assert cost(table).forward_seconds == pytest.approx(expected)
+    one = MeasuredCost((1,), {r.name: (4.0,) for r in rows}, {r.name: (8.0,) for r in rows},
+                       pixels={r.name: (64 * 64,) for r in rows})  # fmt: skip
+    assert one(rows).backward_seconds[0] == pytest.approx(8.0)
+    assert one(layer_table(SPEC, (1, 3, 32, 64))).backward_seconds[0] == pytest.approx(4.0)
+
+
+def test_pixels_that_fall_or_are_missing_are_refused() -> None:
+    seconds = {"a": (1.0, 2.0)}
+    for pixels in ({"a": (2, 1)}, {"a": (1,)}, {}):
+        with pytest.raises(PlanError, match="rising"):
+            MeasuredCost((1, 2), seconds, seconds, pixels=pixels)

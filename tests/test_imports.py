@@ -19,20 +19,21 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # A module (or a sub-package, as one) imports only from those before it. Add new ones in place.
 PLANNING = """
-    errors progress geometry spec tiles layers machines memory cost
+    errors progress environment geometry spec tiles layers machines memory cost
     plan schedule timeline rules cuts labels fold incumbent search infeasible balance planner
     stage_memory comparison simulate published_speed scaling
+    batch batch_script handover
 """.split()
-IMAGERY = "scenes augment tile_reader sampling".split()
+IMAGERY = "scenes augment tile_reader sampling areas own_scene".split()
 NEEDS_TORCH = """
     model recompute probe checkpoint mosaic
-    ranks run_folder losses metrics sample_parallel exactness evaluate calibrate optimisers
+    ranks run_folder losses metrics sample_parallel evaluate calibrate exactness optimisers
     trainer train
-    pipeline tracing measure launch timing rehearsal
+    pipeline tracing measure launch here timing rehearsal
 """.split()
-SURFACE = ["views", "lab", "demo", "cli", "__main__"]
+SURFACE = ["views", "labextensions", "doctor", "lab", "demo", "app", "cli", "__main__"]
 ORDER = [*PLANNING, *IMAGERY, *NEEDS_TORCH, *SURFACE]
-TORCH_FREE = [*PLANNING, *IMAGERY, "views"]
+TORCH_FREE = [*PLANNING, *IMAGERY, "views", "exercises"]
 
 # What must not be imported where, beside the order.
 NEVER = {
@@ -48,7 +49,11 @@ EXTRAS = {
     **dict.fromkeys(NEEDS_TORCH, ("scenes", "train")),
     "pipeline": ("scenes", "train", "pipe"),
     "views": ("scenes", "lab"),
+    "exercises": ("scenes", "lab"),
+    "labextensions": ("lab",),
+    "doctor": ("train", "pipe", "lab"),
     "lab": ("lab",),
+    "app": ("scenes", "train", "lab"),
     "demo": ("lab",),
     "cli": ("scenes", "train", "pipe", "lab"),
     "__main__": (),

@@ -14,7 +14,8 @@ from bigunet.errors import SpecError
 from bigunet.layers import layer_table
 from bigunet.model import UNet
 from bigunet.spec import UNetSpec
-from bigunet.timing import this_machine, time_layers, time_link
+from bigunet.tiles import tile_image
+from bigunet.timing import time_layers, time_tiles
 
 SPEC = UNetSpec(levels=3, channels=8, classes=3, norm="batch")
 
@@ -57,12 +58,20 @@ def test_a_size_off_the_stride() -> None:
         time_layers(SPEC, (30, 32))
 
 
-def test_this_machine_has_rates_and_a_link() -> None:
-    link = time_link(sizes_bytes=(2**12, 2**20), rounds=3)
-    assert 1e6 < link.bytes_per_second < 1e12
-    assert 0 <= link.latency_seconds < 1
-    machine = this_machine(2, link=link)
-    assert machine.link(0, 1) == link
-    assert 1e8 < machine.processor.peak("fp32") < 1e14
-    # One more device than the machine has would be on another node.
-    assert machine.link(0, 0).bytes_per_second > link.bytes_per_second
+def test_tiles_are_timed_by_the_pixels_of_their_maps() -> None:
+    """Nine tiles of 3 x 3 are three kinds: at the corners, at the edges and inside."""
+    tiles = tile_image((96, 96), 32, SPEC)
+    cost = time_tiles(SPEC, tiles, rounds=1, threads=1)
+    assert cost.batches == (1, 2, 3, 4)  # edges differ in their direction
+    assert cost.pixels is not None
+    for tile in tiles:
+        rows = layer_table(SPEC, (1, 3, *tile.read.shape), tile=tile)
+        sizes = {row.name: row.out_shape[2] * row.out_shape[3] for row in rows}
+        assert all(sizes[name] in cost.pixels[name] for name in sizes)
+        timed = [i for i, row in enumerate(rows) if row.kind == "conv"]
+        assert (cost(rows).forward_seconds[timed] > 0).all()
+
+
+def test_no_tiles_to_time() -> None:
+    with pytest.raises(SpecError, match="at least one tile"):
+        time_tiles(SPEC, ())

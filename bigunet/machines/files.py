@@ -30,6 +30,7 @@ _SECTIONS: Mapping[str, type[Any]] = {
     "across": Link,
     "network": Link,
     "file_system": FileSystem,
+    "all_reduce": Link,
 }
 _TEXTS = {"name", "text", "scheduler"}
 
@@ -173,6 +174,8 @@ class _Reader:
             values = self.fields(kind, self.entries(node), node)
             return None if len(self._faults) > before else kind(**values)
         value = self.value(node)
+        if value is None and name == "all_reduce":
+            return None
         if kind is Processor and value in PROCESSORS:
             return PROCESSORS[value]
         choice = f", or one of {', '.join(PROCESSORS)}" if kind is Processor else ""

@@ -39,6 +39,7 @@ _RULES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "rates": ("FLOP/s > 0 for fp32, and for bf16 if it has units for it", _rates),
     "scheduler": ("slurm, lsf or empty", lambda v: v in ("", "slurm", "lsf")),
     "part": ("a section of its own", dataclasses.is_dataclass),
+    "part or none": ("a section, or null", lambda v: v is None or dataclasses.is_dataclass(v)),
 }
 
 
@@ -119,6 +120,10 @@ class Link(_Checked):
         metadata=_says("not negative", "what a message costs besides, s"), default=0.0
     )
     source: str = field(metadata=_says("text", "where the figures come from"), default="")
+    by_processors: bool = field(
+        metadata=_says("flag", "whether the processors at both ends copy, instead of working"),
+        default=False,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +174,14 @@ class Machine(_Checked):
             "not negative", "W of a node beside its devices; 0 where no source states it"
         ),
         default=0.0,
+    )
+    all_reduce: Link | None = field(
+        metadata=_says(
+            "part or none",
+            "the link that explains timed all-reduces, by a ring, where that is known; it may be "
+            "far slower than that of single messages",
+        ),
+        default=None,
     )
 
     def link(self, source: int, target: int) -> Link:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 import bigunet
-from bigunet.cli import budget, network, output, plans, scene, tour, training
+from bigunet.cli import budget, health, network, output, plans, scene, tour, training
 from bigunet.errors import BigUNetError
 
 __all__ = ["app", "main"]
@@ -53,6 +53,7 @@ COMMANDS = (
     scene.score,
     tour.demo,
     tour.lab,
+    health.doctor,
 )
 for command in COMMANDS:
     app.command()(command)

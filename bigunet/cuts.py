@@ -155,6 +155,7 @@ class CutProblem:
             and self.straight
             and self.recompute != "stage"
             and not (self.direct_skips and self.skips)
+            and not any(self.link(a, b).by_processors for a, b in pairwise(self.devices))
         )
 
 
@@ -193,12 +194,22 @@ def durations(problem: CutProblem, cuts: Ints) -> Durations:
     """Seconds of every pass and transfer of candidates (candidates, stages + 1)."""
     forward = np.diff(problem.forward_before[cuts], axis=1).T
     backward = np.diff(problem.backward_before[cuts], axis=1).T
+    again = forward.copy()
     transfer: dict[tuple[int, int], Floats] = {}
     for (s, t), sent in transfer_bytes(problem, cuts).items():
         here, there = problem.devices[s], problem.devices[t]
-        transfer[s, t] = link_seconds(problem.link(here, there), sent)
-        transfer[t, s] = link_seconds(problem.link(there, here), sent)
-    return Durations(list(forward), list(backward), list(forward), transfer)
+        for source, target, link, passes in (
+            (s, t, problem.link(here, there), forward),
+            (t, s, problem.link(there, here), backward),
+        ):
+            seconds = link_seconds(link, sent)
+            if link.by_processors:
+                # Both ends copy in the time of their passes; nothing is left to travel.
+                passes[source] += seconds
+                passes[target] += seconds
+                seconds = np.zeros_like(seconds)
+            transfer[source, target] = seconds
+    return Durations(list(forward), list(backward), list(again), transfer)
 
 
 def step_seconds(problem: CutProblem, cuts: Ints) -> Floats:

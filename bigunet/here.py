@@ -96,7 +96,9 @@ def _machine(figures: dict[str, float], ranks: int, threads: int) -> Machine:
         source,
         cuda=False,
     )
-    between = Link("between ranks here", figures["rate"], figures["latency"], source)
+    between = Link(
+        "between ranks here", figures["rate"], figures["latency"], source, by_processors=True
+    )
     shown = ", ".join(
         f"{kind} {p} {figures[f'{kind} {p}'] / 1e9:.0f} GFLOP/s"
         for kind in ("matmul", "conv")
@@ -126,7 +128,7 @@ def time_link(*, sizes_bytes: Sequence[int] = _MESSAGES, rounds: int = 10) -> Li
     sizes = tuple(sizes_bytes)
     seconds = launch(_ping_pong, (sizes, rounds), ranks=2, threads_per_rank=1, progress=False)
     rate, latency = _line(sizes, seconds)
-    return Link("between ranks here", rate, latency, "timed by bigunet")
+    return Link("between ranks here", rate, latency, "timed by bigunet", by_processors=True)
 
 
 def _line(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:

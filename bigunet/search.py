@@ -338,16 +338,41 @@ def best_cuts(problem: CutProblem, *, max_labels: int = 4000) -> BestCuts | None
 
 
 def fits_memory(problem: CutProblem) -> bool:
-    """Whether some cuts fit: each stage of a straight plan reaches as far as memory allows.
+    """Whether some cuts fit.
 
-    That decides it where a stage of more rows needs more bytes. Stages that share a device are
-    searched.
+    Decided where a stage of more rows needs more bytes, as it does here. Stages that share a
+    device are searched.
     """
     if problem.num_stages > problem.num_rows:
         return False
     if not problem.straight:
         return best_cuts(problem, max_labels=300) is not None
-    return _Search(problem).fill(np.inf) is not None
+    reachable = np.zeros(problem.num_rows + 1, dtype=bool)
+    reachable[0] = True
+    for stage in range(problem.num_stages):
+        starts = np.flatnonzero(reachable[:-1])
+        stops = _furthest(problem, stage, starts)
+        # Where stages may end: anywhere from one row on to as far as memory allows. The longest
+        # stages first would not do: 1F1B's earlier stages hold more, and may not take a row that
+        # a later one could.
+        edges = np.zeros(problem.num_rows + 2, dtype=np.int64)
+        np.add.at(edges, starts + 1, 1)
+        np.add.at(edges, stops + 1, -1)
+        reachable = np.cumsum(edges[:-1]) > 0
+    return bool(reachable[-1])
+
+
+def _furthest(problem: CutProblem, stage: int, starts: Ints) -> Ints:
+    """The last row number at which a stage from each start fits; the start itself for none."""
+    low, high = starts.copy(), np.full(len(starts), problem.num_rows)
+    if problem.stage_bytes is None:
+        return high
+    while (low < high).any():
+        middle = (low + high + 1) // 2
+        fits = stage_peak(problem, stage, starts, middle) <= problem.memory_limit
+        low = np.where(fits & (low < high), middle, low)
+        high = np.where(~fits & (low < high), middle - 1, high)
+    return low
 
 
 def _result(search: _Search, bound: float) -> BestCuts | None:

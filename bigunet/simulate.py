@@ -45,6 +45,9 @@ def simulate(
     `step_seconds`, `bubble` (idle share of all devices' time), `speed_up` over one device that
     takes the whole batch at once without recomputation, memory aside.
 
+    Over a link whose messages the processors copy (`Link.by_processors`, as between ranks of one
+    CPU), a transfer's seconds are part of the passes at both of its ends.
+
     Idle causes are differences between three simulations, so that they add up exactly: "start-up"
     is what a device idles with equal stages and no transfers, that is the schedule's own bubble;
     "imbalance" what the stages' true lengths add (negative on a device with more than its share

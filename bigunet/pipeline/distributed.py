@@ -114,7 +114,7 @@ class Distributed:
         self.events: deque[tuple[int, int, str, float, float]] = deque(
             maxlen=4 * plan.micro_batches
         )
-        self._schedules: dict[bool, Any] = {}
+        self._schedules: dict[bool, tuple[_Stage, Any]] = {}
         self._loss: Loss | None = None
 
     def _check_same(self) -> None:
@@ -149,9 +149,10 @@ class Distributed:
                 x = x.contiguous(memory_format=torch.channels_last)
             inputs = (x,)
         target = feed.labels().to(self.places.all.device) if self.has_last else None
-        schedule = self._schedule(feed)
+        stage, schedule = self._schedule(feed)
         try:
             logits = schedule.step(*inputs, target=target, return_outputs=keep_logits)
+            stage.finish()
         except RuntimeError as error:
             if isinstance(error.__cause__, BigUNetError):  # torch wraps what a stage raises
                 raise error.__cause__ from error
@@ -161,19 +162,19 @@ class Distributed:
             self._loss = None
         return logits.detach() if keep_logits and self.has_last else None
 
-    def _schedule(self, feed: Feed) -> Any:
+    def _schedule(self, feed: Feed) -> tuple[_Stage, Any]:
         cropped = feed.tiles is not None
         if cropped not in self._schedules:
             self._schedules[cropped] = self._build(feed.tiles[0] if feed.tiles else None)
         return self._schedules[cropped]
 
-    def _build(self, tile: Any) -> Any:
+    def _build(self, tile: Any) -> tuple[_Stage, Any]:
         plan, index = self.plan, self.stage.index
         arriving, leaving = (
             wire_tensors(plan, i, self.dtype, tile=tile, channels_last=self.channels_last)
             for i in (index, index + 1)
         )
-        stage = _Timed(
+        stage = _Stage(
             self.events,
             self.stage,
             index,
@@ -185,23 +186,38 @@ class Distributed:
         )
         kind = ScheduleGPipe if plan.schedule == "gpipe" else Schedule1F1B
         # The losses are parts of one mean already: nothing is divided by the micro-batches.
-        return kind(stage, plan.micro_batches, loss_fn=self._part, scale_grads=False)
+        return stage, kind(stage, plan.micro_batches, loss_fn=self._part, scale_grads=False)
 
     def _part(self, logits: Tensor, labels: Tensor) -> Tensor:
         assert self._loss is not None
-        return self._loss(logits, labels)
+        loss = self._loss(logits, labels)
+        # The last stage's forward pass ends with its loss.
+        *what, began, _ = self.events.pop()
+        self.events.append((*what, began, time.perf_counter()))
+        return loss
 
 
-class _Timed(PipelineStage):
-    """torch's stage, noting when its passes begin and end; on GPUs, when they are launched."""
+class _Stage(PipelineStage):
+    """torch's stage, which notes when its passes begin and end, and on CPUs moves its own messages.
+
+    torch posts a receive when its schedule comes to it, and gloo moves nothing before: the data
+    then travel while the receiver waits. Here all of a step's receives are posted at its start,
+    into the buffers that torch has made for them, and sends go off as soon as a pass has ended;
+    so messages travel beside the work. With NCCL, where a receive posted early would hold up
+    what comes behind it on the same stream, torch's own way stays.
+    """
 
     def __init__(
         self, events: deque[tuple[int, int, str, float, float]], *args: Any, **kwargs: Any
     ):
         super().__init__(*args, **kwargs)
         self._events = events
+        self._early = self.device.type == "cpu"
+        self._arriving: dict[tuple[str, int], list[dist.Work]] = {}
+        self._leaving: deque[list[dist.Work]] = deque()
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        self._await("forward", fwd_chunk_id)
         began = time.perf_counter()
         result = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         ended = time.perf_counter()
@@ -209,11 +225,69 @@ class _Timed(PipelineStage):
         return result
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        self._await("backward", bwd_chunk_id)
         began = time.perf_counter()
         result = super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
         ended = time.perf_counter()
         self._events.append((self.stage_index, bwd_chunk_id, "backward", began, ended))
         return result
+
+    # What the schedule asks for, and gets to start and to wait for itself: nothing, on CPUs.
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        if not self._early:
+            return super().get_fwd_recv_ops(fwd_chunk_id)
+        if fwd_chunk_id == 0:
+            chunks = range(self.chunks or 0)
+            for kind, ops in (
+                ("forward", super().get_fwd_recv_ops),
+                ("backward", super().get_bwd_recv_ops),
+            ):
+                self._arriving |= {(kind, i): _post(ops(i)) for i in chunks}
+        return []
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        return [] if self._early else super().get_bwd_recv_ops(bwd_chunk_id)
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._send(super().get_fwd_send_ops(fwd_chunk_id))
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._send(super().get_bwd_send_ops(bwd_chunk_id))
+
+    def _send(self, ops: list[dist.P2POp]) -> list[dist.P2POp]:
+        if not self._early:
+            return ops
+        self._leaving.append(_post(ops))
+        # Each work holds what it sends; the other side waits for it already.
+        while len(self._leaving) > _MOST_LEAVING:
+            _wait(self._leaving.popleft())
+        return []
+
+    def _await(self, kind: str, chunk: int) -> None:
+        _wait(self._arriving.pop((kind, chunk), []))
+
+    def finish(self) -> None:
+        """Wait until everything sent in this step has arrived."""
+        while self._leaving:
+            _wait(self._leaving.popleft())
+
+
+# Messages under way from one rank before it waits for the oldest.
+_MOST_LEAVING = 4
+
+
+def _post(ops: list[dist.P2POp]) -> list[dist.Work]:
+    works = []
+    for op in ops:
+        peer = {"group_dst" if op.op is dist.isend else "group_src": op.group_peer}
+        works.append(op.op(op.tensor, group=op.group, tag=op.tag, **peer))
+    return works
+
+
+def _wait(works: list[dist.Work]) -> None:
+    for work in works:
+        work.wait()
 
 
 def _along(mesh: DeviceMesh, axis: str, device: torch.device) -> Ranks:

@@ -1,0 +1,348 @@
+"""Pipelines of stages, one or several side by side, as `bigunet.pipeline` runs them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
+from typing import cast
+
+import numpy as np
+
+from bigunet.balance import balance
+from bigunet.cost import RowCosts, micro_batch_rows
+from bigunet.cuts import CutProblem, step_seconds, transfer_bytes
+from bigunet.geometry import padded_size
+from bigunet.layers import LayerRow, layer_table
+from bigunet.machines import Device, Link, Machine
+from bigunet.memory import peak_bytes
+from bigunet.plan import Schedule
+from bigunet.planner import cut_problem
+from bigunet.scaling.axis import tile_kinds
+from bigunet.scaling.collective import members_of, sum_over
+from bigunet.scaling.messages import message_sizes
+from bigunet.scaling.sample_parallel import reading
+from bigunet.scaling.setting import Outcome, Setting, misfit, terms_of
+from bigunet.scaling.work import passes
+from bigunet.schedule import device_actions, in_flight
+from bigunet.search import best_cuts
+from bigunet.spec import TrainSpec, UNetSpec
+from bigunet.stage_memory import row_memory
+from bigunet.tiles import Tile, check_core, inner_tile
+
+__all__ = ["StageWork", "default_micro_batches", "default_stages", "stage_work", "stages"]
+
+# Micro-batches a stage by default: GPipe keeps its bubble below a fifth with four (Huang et al.
+# 2019, arXiv 1811.06965).
+_MICRO_BATCHES = 4
+# The planner's search takes long for more; then stages are balanced by their time only.
+_MOST_PLANNED = 16
+_FREE = Link("same device", math.inf)
+
+
+def default_stages(setting: Setting, gpus: int) -> int:
+    """Stages of one pipeline: a node's GPUs, or fewer where there are fewer."""
+    return min(gpus, setting.machine.num_devices)
+
+
+def default_micro_batches(num_stages: int, share: int) -> int:
+    """Micro-batches for a pipeline of so many stages with `share` batches of tiles to run."""
+    return max(1, min(_MICRO_BATCHES * num_stages, share))
+
+
+@dataclass(frozen=True, slots=True)
+class StageWork:
+    """One pass of one pipeline: `micro_batches` batches of equal tiles through its stages.
+
+    Seconds of the pass and of what it would be: `even` with equal stages and no transfers,
+    `uneven` with the true stages, `busy` the mean work of a device. `parameters` are those of
+    each stage, `peaks` the bytes of its device.
+    """
+
+    seconds: float
+    even: float
+    uneven: float
+    busy: float
+    cuts: tuple[int, ...]
+    parameters: tuple[int, ...]
+    peaks: tuple[int, ...]
+    sent_bytes: float
+
+
+def read_box(setting: Setting, tile: int) -> tuple[tuple[int, int], Tile | None]:
+    """The read boxes of equal tiles (`bigunet.pipeline`), and their crops where they are cropped.
+
+    Boxes are shifted inward at the border, so that all have one size. With several tiles in a
+    micro-batch the decoder is not cropped; nor is it counted as cropped here where the image is
+    narrower than a tile with its halo.
+    """
+    spec, train = setting.spec, setting.train
+    sides = check_core(tile, spec)
+    padded = tuple(padded_size(n, spec.stride) for n in setting.shape)
+    tile_kinds(spec, setting.shape, tile, halo=0)  # checks the size
+    margin = padded_size(spec.halo if train.halo is None else train.halo, spec.stride)
+    read = (min(sides[0] + 2 * margin, padded[0]), min(sides[1] + 2 * margin, padded[1]))
+    inner = inner_tile(tile, spec, halo=train.halo, cropped=setting.cropped)
+    crops = setting.cropped and train.batch == 1 and inner.read.shape == read
+    return read, inner if crops else None
+
+
+def stage_work(
+    setting: Setting, tile: int, num_stages: int, micro_batches: int, pipelines: int
+) -> StageWork | None:
+    """The pass with the best cuts, or None where there are fewer layers than stages.
+
+    Two ways to cut are tried: the planner's for the shortest step, memory aside, and stages of
+    equal bytes. The faster of those that fit counts, or else the one that needs less memory.
+    """
+    read, crops = read_box(setting, tile)
+    period = _crossing(setting.machine, num_stages, pipelines)
+    key = ("stages", read, crops is None, tile, num_stages, micro_batches, period)  # fmt: skip
+    if key not in setting.memo:
+        setting.memo[key] = _stage_work(setting, tile, num_stages, micro_batches, pipelines)
+    return cast("StageWork | None", setting.memo[key])
+
+
+def _crossing(machine: Machine, num_stages: int, pipelines: int) -> int:
+    """Pipelines until the places of their stages on nodes repeat."""
+    period = machine.num_devices // math.gcd(num_stages, machine.num_devices)
+    return min(pipelines, period)
+
+
+def _slowest_link(machine: Machine, num_stages: int, pipelines: int) -> Callable[[int, int], Link]:
+    """The link between two stages in the pipeline where it is slowest."""
+    period = _crossing(machine, num_stages, pipelines)
+
+    def link(a: int, b: int) -> Link:
+        links = [machine.link(r * num_stages + a, r * num_stages + b) for r in range(period)]
+        return max(links, key=lambda e: e.latency_seconds + 2**20 / e.bytes_per_second)
+
+    return link
+
+
+def _stage_work(
+    setting: Setting, tile: int, num_stages: int, micro_batches: int, pipelines: int
+) -> StageWork | None:
+    spec, train = setting.spec, setting.train
+    read, crops = read_box(setting, tile)
+    shape = (micro_batches * train.batch, spec.in_channels, *read)
+    table = layer_table(spec, shape, tile=crops)
+    if num_stages > len(table):
+        return None
+    problem = replace(
+        cut_problem(
+            table,
+            setting.cost,
+            train=train,
+            devices=tuple(range(num_stages)),
+            micro_batches=micro_batches,
+            schedule="gpipe",
+            machine=setting.machine,
+        ),
+        link=_slowest_link(setting.machine, num_stages, pipelines),
+    )
+    have = setting.machine.processor.memory_bytes
+    if num_stages <= _MOST_PLANNED:
+        best = best_cuts(problem)
+        assert best is not None  # without a memory limit
+        cuts = best.cuts
+    else:
+        seconds = problem.costs.forward_seconds + problem.costs.backward_seconds
+        cuts = balance(seconds.tolist(), num_stages)
+    problem = replace(problem, schedule=setting.schedule)
+    found = [_work(setting, problem, table, cuts, shape, crops)]
+    if max(found[0].peaks) > have and num_stages > 1:
+        cuts = _even_bytes(setting, table, num_stages, micro_batches, crops)
+        found.append(_work(setting, problem, table, cuts, shape, crops))
+    fitting = [work for work in found if max(work.peaks) <= have]
+    if fitting:
+        return min(fitting, key=lambda work: work.seconds)
+    return min(found, key=lambda work: max(work.peaks))
+
+
+def _even_bytes(
+    setting: Setting,
+    table: Sequence[LayerRow],
+    num_stages: int,
+    micro_batches: int,
+    crops: Tile | None,
+) -> tuple[int, ...]:
+    """Stages of bytes as equal as can be, each layer counted by what it adds to its stage."""
+    rows = micro_batch_rows(table, micro_batches)
+    stage_bytes = row_memory(setting.spec, tile=crops)(rows, setting.train)
+    first = np.arange(len(table))
+    weights = stage_bytes(first, first + 1, in_flight=micro_batches, stage=0)
+    return balance([float(w) for w in weights], num_stages)
+
+
+def _work(
+    setting: Setting,
+    problem: CutProblem,
+    table: Sequence[LayerRow],
+    cuts: tuple[int, ...],
+    shape: tuple[int, int, int, int],
+    crops: Tile | None,
+) -> StageWork:
+    num, micro_batches = problem.num_stages, problem.micro_batches
+    at = np.array([cuts])
+    nothing = np.zeros_like(problem.output_bytes)
+    free = replace(problem, link=_no_link, skips=(), output_bytes=nothing)
+    # As many equal rows as stages: the schedule's own idle time.
+    costs = problem.costs
+    equal = replace(
+        free,
+        costs=RowCosts(
+            np.full(num, costs.forward_seconds.sum() / num),
+            np.full(num, costs.backward_seconds.sum() / num),
+        ),
+        output_bytes=np.zeros(num, dtype=np.int64),
+    )
+    peaks = _peaks(
+        setting.spec, setting.train, shape, tuple(b - a for a, b in pairwise(cuts)),
+        micro_batches, setting.schedule, crops, setting.device,
+    )  # fmt: skip
+    sent = sum(float(b[0]) for b in transfer_bytes(problem, at).values())
+    return StageWork(
+        float(step_seconds(problem, at)[0]),
+        float(step_seconds(equal, np.arange(num + 1)[None])[0]),
+        float(step_seconds(free, at)[0]),
+        float(problem.work_before[-1]) / num,
+        cuts,
+        tuple(sum(row.parameters for row in table[a:b]) for a, b in pairwise(cuts)),
+        peaks,
+        2 * micro_batches * sent,
+    )
+
+
+def _no_link(_source: int, _target: int) -> Link:
+    return _FREE
+
+
+@lru_cache(maxsize=4096)
+def _peaks(
+    spec: UNetSpec,
+    train: TrainSpec,
+    shape: tuple[int, int, int, int],
+    sizes: tuple[int, ...],
+    micro_batches: int,
+    schedule: Schedule,
+    crops: Tile | None,
+    device: Device,
+) -> tuple[int, ...]:
+    """Peak bytes of each stage's device."""
+    num = len(sizes)
+    held = (micro_batches,) * num
+    if schedule != "gpipe":
+        held = in_flight(device_actions(tuple(range(num)), micro_batches, schedule), num)
+    by_count = {
+        count: peak_bytes(
+            spec, shape, train, tile=crops, stages=sizes, chunks=micro_batches, in_flight=count,
+            device=device,
+        )
+        for count in set(held)
+    }  # fmt: skip
+    return tuple(by_count[count][stage] for stage, count in enumerate(held))
+
+
+def stages(
+    setting: Setting,
+    gpus: int,
+    tile: int,
+    num_stages: int | None = None,
+    micro_batches: int | None = None,
+    *,
+    most: int | None = None,
+) -> Outcome:
+    """Pipelines, at most `most`, of `num_stages` stages over `gpus` GPUs; GPUs left over idle."""
+    spec, train, machine = setting.spec, setting.train, setting.machine
+    num = default_stages(setting, gpus) if num_stages is None else num_stages
+    images = setting.num_images(gpus)
+    kinds = tile_kinds(spec, setting.shape, tile, halo=0)
+    num_tiles = kinds.num_tiles * images
+    if num > gpus:
+        return Outcome(
+            gpus, terms_of(compute=math.inf), 0, False, f"{num} stages need {num} GPUs",
+            tile=tile, stages=num, num_tiles=num_tiles,
+        )  # fmt: skip
+    pipelines = gpus // num if most is None else min(most, gpus // num)
+    # Tiles are dealt in turn; the pipeline with most of them sets the pace.
+    share = -(-num_tiles // pipelines)
+    batches = -(-share // train.batch)
+    count = default_micro_batches(num, batches) if micro_batches is None else micro_batches
+    work = stage_work(setting, tile, num, count, pipelines)
+    if work is None:
+        return Outcome(
+            gpus, terms_of(compute=math.inf), 0, False, f"{num} stages, and fewer layers",
+            tile=tile, stages=num, num_tiles=num_tiles, pipelines=pipelines, micro_batches=count,
+        )  # fmt: skip
+    rounds = -(-batches // count)
+
+    # What a tile costs, without and with its halo, shared out over all GPUs.
+    again = {"none": 0.0, "block": 1.0, "stage": 1.0, "except_last": 1 - 1 / count}
+    each = passes(spec, setting.cost, kinds, train.batch, bare=True)
+    bare = each.forward.sum(axis=0) * (1 + again[train.recompute]) + each.backward.sum(axis=0)
+    compute = float(bare @ kinds.count) * images / train.batch / gpus
+    useful = num_tiles * work.busy * num / (count * train.batch) / gpus
+    exposed, sent = _reduce(setting, work, pipelines, num, num_tiles)
+
+    box, _ = read_box(setting, tile)
+    image_bytes = spec.in_channels * setting.pixel_bytes
+    each_read = image_bytes * box[0] * box[1]
+    labels = 2 * setting.shape[0] * setting.shape[1] * images
+    on_node = min(pipelines, max(1, machine.num_devices // num))
+    read = num_tiles * each_read + labels
+    peak, have = max(work.peaks), machine.processor.memory_bytes
+    at = work.peaks.index(peak)
+    return Outcome(
+        gpus,
+        terms_of(
+            compute=compute,
+            halo_redundancy=useful - compute,
+            imbalance=rounds * (work.busy + work.uneven - work.even) - useful,
+            update=setting.update_seconds(max(work.parameters)),
+            all_reduce=exposed,
+            bubble=rounds * (work.even - work.busy),
+            transfers=rounds * (work.seconds - work.uneven),
+            reading=reading(
+                setting, on_node * (share * each_read + labels / num_tiles * share), read
+            ),
+        ),
+        peak,
+        feasible=peak <= have,
+        reason="" if peak <= have else f"stage {at} of {num} {misfit(peak, have)}",
+        idle_gpus=gpus - num * min(pipelines, num_tiles),
+        num_tiles=num_tiles,
+        tile=tile,
+        stages=num,
+        pipelines=pipelines,
+        micro_batches=count,
+        all_reduce_bytes=sent,
+        transfer_bytes=work.sent_bytes * rounds * min(pipelines, num_tiles),
+        read_bytes=read,
+        read_pixels=num_tiles * box[0] * box[1],
+    )
+
+
+def _reduce(
+    setting: Setting, work: StageWork, pipelines: int, num: int, num_tiles: int
+) -> tuple[float, tuple[float, float, float]]:
+    """Seconds and bytes of the sums of each stage's gradients over the pipelines.
+
+    All stages sum at once and share what a node sends out; the slowest counts in full, though
+    the last stages are through with their work before the first.
+    """
+    machine = setting.machine
+    sharing = min(num, machine.num_devices)
+    sent = np.zeros(3)
+    slowest = 0.0
+    for stage, parameters in enumerate(work.parameters):
+        members = members_of(pipelines, machine.num_devices, machine.per_socket, num, stage)
+        seconds = 0.0
+        for size in message_sizes(parameters):
+            found = sum_over(members, machine, size, setting.algorithm, sharing)
+            seconds += found.seconds
+            sent += found.link_bytes
+        slowest = max(slowest, seconds)
+    return slowest, (float(sent[0]), float(sent[1]), float(sent[2]))

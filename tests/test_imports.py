@@ -21,15 +21,15 @@ ROOT = Path(__file__).resolve().parents[1]
 PLANNING = """
     errors progress environment geometry spec tiles layers machines memory cost
     plan schedule timeline rules cuts labels fold incumbent search infeasible balance planner
-    stage_memory comparison simulate published_speed scaling
+    stage_memory comparison simulate published_speed scaling scaling_file
     batch batch_script handover
 """.split()
-IMAGERY = "scenes augment tile_reader sampling areas own_scene".split()
+IMAGERY = "downscale scenes augment tile_reader sampling areas own_scene".split()
 NEEDS_TORCH = """
     model recompute probe checkpoint mosaic
     ranks run_folder losses metrics sample_parallel evaluate calibrate exactness optimisers
     trainer train
-    pipeline tracing measure launch here timing rehearsal
+    pipeline tracing measure launch here timing scaling_run scaling_check rehearsal
 """.split()
 SURFACE = ["views", "labextensions", "doctor", "lab", "demo", "app", "cli", "__main__"]
 ORDER = [*PLANNING, *IMAGERY, *NEEDS_TORCH, *SURFACE]

@@ -12,7 +12,19 @@ from typing import Annotated, Any
 import typer
 
 import bigunet
-from bigunet.cli import budget, health, network, output, plans, scene, tour, training
+from bigunet.cli import (
+    budget,
+    health,
+    launching,
+    machines,
+    network,
+    output,
+    plans,
+    scaling,
+    scene,
+    tour,
+    training,
+)
 from bigunet.errors import BigUNetError
 
 __all__ = ["app", "main"]
@@ -48,7 +60,10 @@ COMMANDS = (
     budget.fit,
     plans.stages,
     plans.simulate,
+    machines.machines,
+    scaling.scale,
     training.train,
+    launching.launch,
     scene.segment,
     scene.score,
     tour.demo,

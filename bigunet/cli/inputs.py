@@ -14,9 +14,12 @@ from bigunet.errors import SceneError, fail
 
 if TYPE_CHECKING:
     from bigunet.checkpoint import Weights
+    from bigunet.machines import Machine
     from bigunet.scenes import ScenePair
 
-__all__ = ["NAMES", "labels_of", "pair_of", "scene_of", "weights_of"]
+__all__ = ["MACHINES_HELP", "NAMES", "labels_of", "machine_of", "pair_of", "scene_of", "weights_of"]
+
+MACHINES_HELP = "A name (see `bigunet machines`), `here` (timed), or a YAML file."
 
 NAMES = "A file, or `earth`, or `synthetic:HEIGHTxWIDTH` (`:SEED`)."
 
@@ -109,3 +112,14 @@ def weights_of(name: str) -> Weights:
     from bigunet.checkpoint import demo_weights, load_weights
 
     return demo_weights() if name == "demo" else load_weights(name)
+
+
+def machine_of(name: str, *, refresh: bool = False) -> Machine:
+    """A machine by name or file; "here" is this one, timed once and then remembered."""
+    if name.lower() == "here":
+        from bigunet.here import here
+
+        return here(refresh=refresh)
+    from bigunet.machines import machine
+
+    return machine(name)

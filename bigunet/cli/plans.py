@@ -7,14 +7,14 @@ from typing import Annotated, Literal
 
 import typer
 
-from bigunet.cli.inputs import NAMES, scene_of
+from bigunet.cli.inputs import MACHINES_HELP, NAMES, machine_of, scene_of
 from bigunet.cli.options import with_spec
 from bigunet.cli.output import Json, emit, gib, table
 from bigunet.spec import TrainSpec, UNetSpec
 
 __all__ = ["simulate", "stages"]
 
-MachineName = Annotated[str, typer.Option(help="summit, p40, perlmutter or h200.")]
+MachineName = Annotated[str, typer.Option(help=MACHINES_HELP)]
 
 
 @with_spec(UNetSpec, TrainSpec)
@@ -41,7 +41,6 @@ def stages(
     from bigunet.comparison import compare_plans
     from bigunet.cost import RooflineCost
     from bigunet.layers import layer_table
-    from bigunet.machines import machine as machine_of
     from bigunet.planner import find_plan
     from bigunet.simulate import stages_table
     from bigunet.stage_memory import row_memory
@@ -130,13 +129,12 @@ def stages(
 def simulate(
     plan_file: Annotated[Path, typer.Argument(help="A plan in YAML, as `stages --out` writes.")],
     machine: Annotated[
-        str | None, typer.Option(help="summit, p40, perlmutter or h200; the plan's by default.")
+        str | None, typer.Option(help=MACHINES_HELP + " The plan's by default.")
     ] = None,
     json: Json = False,
 ) -> None:
     """Simulate one step of a plan: its time, its bubble, idle time by cause, bytes by link."""
     from bigunet.cost import RooflineCost
-    from bigunet.machines import machine as machine_of
     from bigunet.plan import Plan
     from bigunet.simulate import simulate as run
     from bigunet.simulate import simulation_table

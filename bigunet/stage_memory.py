@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from bigunet.cost import Skip, activation_bytes, skips_of
 from bigunet.layers import LayerRow
+from bigunet.machines import Device
 from bigunet.memory import memory, peak_bytes
 from bigunet.plan import Plan
 from bigunet.planner import MemoryModel
@@ -117,7 +118,7 @@ class _Maxima:
 
 
 def row_memory(
-    spec: UNetSpec, *, tile: Tile | None = None, device: str | None = None
+    spec: UNetSpec, *, tile: Tile | None = None, device: str | Device | None = None
 ) -> MemoryModel:
     """The memory model of a network for `planner.find_plan(memory=...)`.
 

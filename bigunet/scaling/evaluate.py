@@ -42,16 +42,25 @@ def evaluate(
     tile: int | None = None,
     num_stages: int | None = None,
     micro_batches: int | None = None,
+    only_fitting: bool = False,
 ) -> Outcome:
     """The prediction for `gpus` GPUs; see `bigunet.scaling.predict` for what is predicted.
 
-    "pipeline" is one pipeline of `num_stages` stages, all GPUs by default.
+    "pipeline" is one pipeline of `num_stages` stages, all GPUs by default. `only_fitting` leaves
+    the seconds of what does not fit the memory at infinity.
     """
     if strategy == "halo-exchange":
-        return halo_exchange(setting, gpus)
+        return halo_exchange(setting, gpus, only_fitting=only_fitting)
     size = tile_of(setting, tile)
     if strategy == "sample-parallel":
-        return sample_parallel(setting, gpus, size)
-    if strategy == "pipeline":
-        return stages(setting, gpus, size, num_stages or gpus, micro_batches, most=1)
-    return stages(setting, gpus, size, num_stages, micro_batches)
+        return sample_parallel(setting, gpus, size, only_fitting=only_fitting)
+    one = strategy == "pipeline"
+    return stages(
+        setting,
+        gpus,
+        size,
+        (num_stages or gpus) if one else num_stages,
+        micro_batches,
+        most=1 if one else None,
+        only_fitting=only_fitting,
+    )

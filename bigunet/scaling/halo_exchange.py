@@ -20,7 +20,7 @@ from bigunet.scaling.axis import tile_kinds
 from bigunet.scaling.collective import members_of, sum_over
 from bigunet.scaling.messages import ddp_buckets, gradient_buckets, small_messages
 from bigunet.scaling.sample_parallel import hidden_sum, reading
-from bigunet.scaling.setting import Outcome, Setting, misfit, terms_of
+from bigunet.scaling.setting import Outcome, Setting, misfit, terms_of, unfit
 from bigunet.scaling.work import passes
 from bigunet.spec import TrainSpec, UNetSpec
 
@@ -139,8 +139,11 @@ def _rates(machine: Machine, flows: tuple[int, ...]) -> list[tuple[float, float]
     return links
 
 
-def halo_exchange(setting: Setting, gpus: int) -> Outcome:
-    """Blocks of every image over `gpus` GPUs, `train.batch` images at a time."""
+def halo_exchange(setting: Setting, gpus: int, *, only_fitting: bool = False) -> Outcome:
+    """Blocks of every image over `gpus` GPUs, `train.batch` images at a time.
+
+    `only_fitting` : do not time what does not fit the memory; its seconds are then infinite.
+    """
     spec, train, machine = setting.spec, setting.train, setting.machine
     stride = spec.stride
     padded = tuple(padded_size(n, stride) for n in setting.shape)
@@ -149,6 +152,18 @@ def halo_exchange(setting: Setting, gpus: int) -> Outcome:
     kinds = tile_kinds(spec, setting.shape, block, halo=0)
     used = (-(-padded[0] // block[0]), -(-padded[1] // block[1]))
     images = setting.num_images(gpus)
+    peak = _block_peak(
+        spec, train, min(images, train.batch), *block, images > train.batch, setting.device
+    )
+    have = machine.processor.memory_bytes
+    reason = "" if peak <= have else f"a block of {block[0]} x {block[1]} {misfit(peak, have)}"
+    if gpus > 1 and min(h, w) < spec.kernel // 2:
+        reason = (
+            f"a block of {block[0]} x {block[1]} is narrower at the lowest level than the "
+            f"{spec.kernel // 2} pixels that a neighbour needs"
+        )
+    if only_fitting and reason:
+        return unfit(gpus, peak, reason, tile=block[0])
     full, rest = divmod(images, train.batch)
     # Dice needs the sums over the image first: the forward pass twice, unless the graph is kept.
     twice = "dice" in train.loss and full + (rest > 0) > 1
@@ -182,16 +197,6 @@ def halo_exchange(setting: Setting, gpus: int) -> Outcome:
     read = (spec.in_channels * setting.pixel_bytes + 2) * pixels
     block_read = (spec.in_channels * setting.pixel_bytes + 2) * block[0] * block[1] * images
     node_read = min(read, block_read * min(gpus, machine.num_devices))
-    peak = _block_peak(
-        spec, train, min(images, train.batch), *block, images > train.batch, setting.device
-    )
-    have = machine.processor.memory_bytes
-    reason = "" if peak <= have else f"a block of {block[0]} x {block[1]} {misfit(peak, have)}"
-    if gpus > 1 and min(h, w) < spec.kernel // 2:
-        reason = (
-            f"a block of {block[0]} x {block[1]} is narrower at the lowest level than the "
-            f"{spec.kernel // 2} pixels that a neighbour needs"
-        )
     return Outcome(
         gpus,
         terms_of(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import cast
 
@@ -16,7 +17,7 @@ from bigunet.scaling.axis import TileKinds, skeleton, tile_kinds
 from bigunet.scaling.collective import members_of, sum_over
 from bigunet.scaling.deal import Shares, deal_kinds
 from bigunet.scaling.messages import ddp_buckets, gradient_buckets, small_messages
-from bigunet.scaling.setting import Outcome, Setting, misfit, terms_of
+from bigunet.scaling.setting import Outcome, Setting, misfit, terms_of, unfit
 from bigunet.scaling.work import Passes, passes, rank_seconds
 from bigunet.spec import TrainSpec, UNetSpec
 from bigunet.tiles import Tile, tile_image
@@ -58,18 +59,23 @@ def shares_of(setting: Setting, kinds: TileKinds, gpus: int) -> Shares:
     )
 
 
-@lru_cache(maxsize=4096)
 def largest_kind(
     spec: UNetSpec, shape: tuple[int, int], core: int, halo: int | None, cropped: bool
 ) -> Tile:
-    """The tile with most pixels to read."""
-    reach = spec.halo if halo is None else halo
-    bare = skeleton(spec)
+    """The tile with most pixels to read, its boxes counted from the corner of what it reads."""
+    return _largest(skeleton(spec), shape, core, spec.halo if halo is None else halo, cropped)
+
+
+@lru_cache(maxsize=4096)
+def _largest(bare: UNetSpec, shape: tuple[int, int], core: int, reach: int, cropped: bool) -> Tile:
+    stride = bare.stride
     # Long images have the tiles of shorter ones.
-    near = -(-padded_size(reach, spec.stride) // core) + 1
+    near = -(-padded_size(reach, stride) // core) + 1
     short = [size - core * max(0, -(-size // core) - 2 * near - 1) for size in shape]
-    tiles = tile_image((short[0], short[1]), core, bare, halo=halo, cropped=cropped)
-    return max(tiles, key=lambda t: (t.read.area, sum(c.skip.area for c in t.crops)))
+    tiles = tile_image((short[0], short[1]), core, bare, halo=reach, cropped=cropped)
+    found = max(tiles, key=lambda t: (t.read.area, sum(c.skip.area for c in t.crops)))
+    read, core_box, write = (b.within(found.read) for b in (found.read, found.core, found.write))
+    return replace(found, index=(0, 0), read=read, core=core_box, write=write)
 
 
 @lru_cache(maxsize=4096)
@@ -92,11 +98,29 @@ def reading(setting: Setting, node_bytes: float, all_bytes: float) -> float:
     return max(node_bytes / files.node_bytes_per_second, all_bytes / files.total_bytes_per_second)
 
 
-def sample_parallel(setting: Setting, gpus: int, tile: int) -> Outcome:
-    """Tiles of `tile` pixels a side over `gpus` ranks."""
+def sample_parallel(
+    setting: Setting, gpus: int, tile: int, *, only_fitting: bool = False
+) -> Outcome:
+    """Tiles of `tile` pixels a side over `gpus` ranks.
+
+    `only_fitting` : do not time what does not fit the memory; its seconds are then infinite.
+    """
     spec, train, machine = setting.spec, setting.train, setting.machine
     kinds = kinds_of(setting, tile)
     shares = shares_of(setting, kinds, gpus)
+    most = int(shares.tiles.sum(axis=1).max())
+    stacked = min(train.batch, int(shares.tiles.max()))
+    peak = tile_peak(
+        spec,
+        train,
+        largest_kind(spec, setting.shape, tile, train.halo, setting.cropped),
+        stacked,
+        most > stacked,
+        setting.device,
+    )
+    have = machine.processor.memory_bytes
+    if only_fitting and peak > have:
+        return unfit(gpus, peak, f"a tile {misfit(peak, have)}", tile=tile)
     ranks = rank_seconds(spec, train, setting.cost, kinds, shares)
     members = members_of(gpus, machine.num_devices, machine.per_socket)
     images = setting.num_images(gpus)
@@ -134,15 +158,6 @@ def sample_parallel(setting: Setting, gpus: int, tile: int) -> Outcome:
     node_bytes = float((shares.tiles @ read_of).max()) * min(gpus, machine.num_devices)
     mean = ranks.mean(ranks.seconds)
     bare = ranks.mean(ranks.bare_seconds)
-    peak = tile_peak(
-        spec,
-        train,
-        largest_kind(spec, setting.shape, tile, train.halo, setting.cropped),
-        min(train.batch, int(shares.tiles.max())),
-        bool(ranks.stacks.max() > 1),
-        setting.device,
-    )
-    have = machine.processor.memory_bytes
     return Outcome(
         gpus,
         terms_of(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ __all__ = [
     "Strategy",
     "misfit",
     "terms_of",
+    "unfit",
 ]
 
 Strategy = Literal["sample-parallel", "halo-exchange", "pipeline", "tiles-x-stages"]
@@ -68,6 +70,7 @@ class Setting:
     all_reduce: AllReduce = "end"
     algorithm: Algorithm = "auto"
     pixel_bytes: float = 1.0
+    search: bool = True
     memo: dict[object, object] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -86,6 +89,7 @@ class Setting:
         all_reduce: AllReduce = "end",
         algorithm: Algorithm = "auto",
         pixel_bytes: float = 1.0,
+        search: bool = True,
     ) -> Setting:
         """A checked setting; the roofline of the machine's processor is the default cost.
 
@@ -117,7 +121,7 @@ class Setting:
             cost = RooflineCost(machine.processor, train.precision)
         return cls(
             spec, (int(shape[0]), int(shape[1])), train, machine, cost, images, weak, cropped,
-            schedule, all_reduce, algorithm, pixel_bytes,
+            schedule, all_reduce, algorithm, pixel_bytes, search,
             _memo((spec, train, frozen(machine), frozen(cost), cropped, schedule)),
         )  # fmt: skip
 
@@ -226,6 +230,13 @@ def frozen(value: Any) -> Any:
 def terms_of(**seconds: float) -> tuple[float, ...]:
     """Seconds in the order of `TERMS`, names with underscores; those not named are 0."""
     return tuple(seconds.get(name.replace(" ", "_").replace("-", "_"), 0.0) for name in TERMS)
+
+
+def unfit(gpus: int, memory_bytes: int, reason: str, **fields: Any) -> Outcome:
+    """The outcome of what cannot be run, not timed."""
+    return Outcome(
+        gpus, terms_of(compute=math.inf), memory_bytes, feasible=False, reason=reason, **fields
+    )
 
 
 def misfit(need: float, have: float) -> str:

@@ -5,30 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import partial
 from itertools import pairwise
 from typing import cast
 
 import numpy as np
 
 from bigunet.balance import balance
-from bigunet.cost import RowCosts, micro_batch_rows
-from bigunet.cuts import CutProblem, step_seconds, transfer_bytes
+from bigunet.cost import RowCosts
+from bigunet.cuts import CutProblem, StageBytes, peak_bytes, step_seconds, transfer_bytes
 from bigunet.geometry import padded_size
 from bigunet.layers import LayerRow, layer_table
-from bigunet.machines import Device, Link, Machine
-from bigunet.memory import peak_bytes
-from bigunet.plan import Schedule
+from bigunet.machines import Link, Machine
 from bigunet.planner import cut_problem
 from bigunet.scaling.axis import tile_kinds
 from bigunet.scaling.collective import members_of, sum_over
 from bigunet.scaling.messages import message_sizes
 from bigunet.scaling.sample_parallel import reading
-from bigunet.scaling.setting import Outcome, Setting, misfit, terms_of
+from bigunet.scaling.setting import Outcome, Setting, misfit, terms_of, unfit
 from bigunet.scaling.work import passes
-from bigunet.schedule import device_actions, in_flight
 from bigunet.search import best_cuts
-from bigunet.spec import TrainSpec, UNetSpec
+from bigunet.spec import TrainSpec
 from bigunet.stage_memory import row_memory
 from bigunet.tiles import Tile, check_core, inner_tile
 
@@ -94,12 +91,15 @@ def stage_work(
 ) -> StageWork | None:
     """The pass with the best cuts, or None where there are fewer layers than stages.
 
-    Two ways to cut are tried: the planner's for the shortest step, memory aside, and stages of
-    equal bytes. The faster of those that fit counts, or else the one that needs less memory.
+    Cuts are the planner's: the shortest step in which every stage fits by the planner's memory
+    model, an estimate (`bigunet.stage_memory`); for "1f1b" those that are best for "gpipe".
+    Without `search` stages are balanced by their seconds, or by their bytes where those do not
+    fit.
     """
     read, crops = read_box(setting, tile)
     period = _crossing(setting.machine, num_stages, pipelines)
-    key = ("stages", read, crops is None, tile, num_stages, micro_batches, period)  # fmt: skip
+    key: tuple[object, ...] = ("stages", read, crops is None, tile, num_stages, micro_batches)
+    key = (*key, period, setting.search)
     if key not in setting.memo:
         setting.memo[key] = _stage_work(setting, tile, num_stages, micro_batches, pipelines)
     return cast("StageWork | None", setting.memo[key])
@@ -127,8 +127,7 @@ def _stage_work(
 ) -> StageWork | None:
     spec, train = setting.spec, setting.train
     read, crops = read_box(setting, tile)
-    shape = (micro_batches * train.batch, spec.in_channels, *read)
-    table = layer_table(spec, shape, tile=crops)
+    table = layer_table(spec, (micro_batches * train.batch, spec.in_channels, *read), tile=crops)
     if num_stages > len(table):
         return None
     problem = replace(
@@ -138,53 +137,62 @@ def _stage_work(
             train=train,
             devices=tuple(range(num_stages)),
             micro_batches=micro_batches,
-            schedule="gpipe",
+            schedule=setting.schedule,
             machine=setting.machine,
+            memory=partial(_stage_bytes, setting, crops),
         ),
         link=_slowest_link(setting.machine, num_stages, pipelines),
     )
-    have = setting.machine.processor.memory_bytes
-    if num_stages <= _MOST_PLANNED:
-        best = best_cuts(problem)
-        assert best is not None  # without a memory limit
-        cuts = best.cuts
-    else:
-        seconds = problem.costs.forward_seconds + problem.costs.backward_seconds
-        cuts = balance(seconds.tolist(), num_stages)
-    problem = replace(problem, schedule=setting.schedule)
-    found = [_work(setting, problem, table, cuts, shape, crops)]
-    if max(found[0].peaks) > have and num_stages > 1:
-        cuts = _even_bytes(setting, table, num_stages, micro_batches, crops)
-        found.append(_work(setting, problem, table, cuts, shape, crops))
-    fitting = [work for work in found if max(work.peaks) <= have]
-    if fitting:
-        return min(fitting, key=lambda work: work.seconds)
-    return min(found, key=lambda work: max(work.peaks))
+    return _work(problem, table, _cuts(setting, problem, (read, crops is None, num_stages)))
 
 
-def _even_bytes(
-    setting: Setting,
-    table: Sequence[LayerRow],
-    num_stages: int,
-    micro_batches: int,
-    crops: Tile | None,
+def _stage_bytes(
+    setting: Setting, crops: Tile | None, rows: Sequence[LayerRow], train: TrainSpec
+) -> StageBytes:
+    """The planner's memory model of these micro-batches, kept for other cuts of them."""
+    key = ("bytes", rows[0].in_shape, crops is None, train.recompute)
+    if key not in setting.memo:
+        model = row_memory(setting.spec, tile=crops, device=setting.device)
+        setting.memo[key] = model(rows, train)
+    return cast(StageBytes, setting.memo[key])
+
+
+def _cuts(setting: Setting, problem: CutProblem, key: tuple[object, ...]) -> tuple[int, ...]:
+    """Searched, or balanced: by seconds, or where those do not fit by bytes.
+
+    What is balanced does not depend on the number of micro-batches, and is kept under `key`.
+    """
+    num = problem.num_stages
+    costs = problem.costs
+    if setting.search and num <= _MOST_PLANNED:
+        best = best_cuts(replace(problem, schedule="gpipe"))
+        if best is not None:
+            return best.cuts
+    seconds = costs.forward_seconds + costs.backward_seconds
+    even = _kept(setting, ("by seconds", *key), lambda: balance(seconds.tolist(), num))
+    if peak_bytes(problem, np.array(even)).max() <= problem.memory_limit:
+        return even
+    stage_bytes = problem.stage_bytes
+    assert stage_bytes is not None
+    first = np.arange(len(seconds))
+
+    def by_bytes() -> tuple[int, ...]:
+        held = _MICRO_BATCHES * num
+        weights = stage_bytes(first, first + 1, in_flight=held, stage=0)
+        return balance([float(w) for w in weights], num)
+
+    return _kept(setting, ("by bytes", *key), by_bytes)
+
+
+def _kept(
+    setting: Setting, key: tuple[object, ...], make: Callable[[], tuple[int, ...]]
 ) -> tuple[int, ...]:
-    """Stages of bytes as equal as can be, each layer counted by what it adds to its stage."""
-    rows = micro_batch_rows(table, micro_batches)
-    stage_bytes = row_memory(setting.spec, tile=crops)(rows, setting.train)
-    first = np.arange(len(table))
-    weights = stage_bytes(first, first + 1, in_flight=micro_batches, stage=0)
-    return balance([float(w) for w in weights], num_stages)
+    if key not in setting.memo:
+        setting.memo[key] = make()
+    return cast("tuple[int, ...]", setting.memo[key])
 
 
-def _work(
-    setting: Setting,
-    problem: CutProblem,
-    table: Sequence[LayerRow],
-    cuts: tuple[int, ...],
-    shape: tuple[int, int, int, int],
-    crops: Tile | None,
-) -> StageWork:
+def _work(problem: CutProblem, table: Sequence[LayerRow], cuts: tuple[int, ...]) -> StageWork:
     num, micro_batches = problem.num_stages, problem.micro_batches
     at = np.array([cuts])
     nothing = np.zeros_like(problem.output_bytes)
@@ -199,10 +207,6 @@ def _work(
         ),
         output_bytes=np.zeros(num, dtype=np.int64),
     )
-    peaks = _peaks(
-        setting.spec, setting.train, shape, tuple(b - a for a, b in pairwise(cuts)),
-        micro_batches, setting.schedule, crops, setting.device,
-    )  # fmt: skip
     sent = sum(float(b[0]) for b in transfer_bytes(problem, at).values())
     return StageWork(
         float(step_seconds(problem, at)[0]),
@@ -211,39 +215,13 @@ def _work(
         float(problem.work_before[-1]) / num,
         cuts,
         tuple(sum(row.parameters for row in table[a:b]) for a, b in pairwise(cuts)),
-        peaks,
+        tuple(int(b) for b in peak_bytes(problem, at)[0]),
         2 * micro_batches * sent,
     )
 
 
 def _no_link(_source: int, _target: int) -> Link:
     return _FREE
-
-
-@lru_cache(maxsize=4096)
-def _peaks(
-    spec: UNetSpec,
-    train: TrainSpec,
-    shape: tuple[int, int, int, int],
-    sizes: tuple[int, ...],
-    micro_batches: int,
-    schedule: Schedule,
-    crops: Tile | None,
-    device: Device,
-) -> tuple[int, ...]:
-    """Peak bytes of each stage's device."""
-    num = len(sizes)
-    held = (micro_batches,) * num
-    if schedule != "gpipe":
-        held = in_flight(device_actions(tuple(range(num)), micro_batches, schedule), num)
-    by_count = {
-        count: peak_bytes(
-            spec, shape, train, tile=crops, stages=sizes, chunks=micro_batches, in_flight=count,
-            device=device,
-        )
-        for count in set(held)
-    }  # fmt: skip
-    return tuple(by_count[count][stage] for stage, count in enumerate(held))
 
 
 def stages(
@@ -254,6 +232,7 @@ def stages(
     micro_batches: int | None = None,
     *,
     most: int | None = None,
+    only_fitting: bool = False,
 ) -> Outcome:
     """Pipelines, at most `most`, of `num_stages` stages over `gpus` GPUs; GPUs left over idle."""
     spec, train, machine = setting.spec, setting.train, setting.machine
@@ -262,10 +241,9 @@ def stages(
     kinds = tile_kinds(spec, setting.shape, tile, halo=0)
     num_tiles = kinds.num_tiles * images
     if num > gpus:
-        return Outcome(
-            gpus, terms_of(compute=math.inf), 0, False, f"{num} stages need {num} GPUs",
-            tile=tile, stages=num, num_tiles=num_tiles,
-        )  # fmt: skip
+        return unfit(
+            gpus, 0, f"{num} stages need {num} GPUs", tile=tile, stages=num, num_tiles=num_tiles
+        )
     pipelines = gpus // num if most is None else min(most, gpus // num)
     # Tiles are dealt in turn; the pipeline with most of them sets the pace.
     share = -(-num_tiles // pipelines)
@@ -273,11 +251,14 @@ def stages(
     count = default_micro_batches(num, batches) if micro_batches is None else micro_batches
     work = stage_work(setting, tile, num, count, pipelines)
     if work is None:
-        return Outcome(
-            gpus, terms_of(compute=math.inf), 0, False, f"{num} stages, and fewer layers",
-            tile=tile, stages=num, num_tiles=num_tiles, pipelines=pipelines, micro_batches=count,
+        return unfit(
+            gpus, 0, f"{num} stages, and fewer layers", tile=tile, stages=num, num_tiles=num_tiles,
+            pipelines=pipelines, micro_batches=count,
         )  # fmt: skip
     rounds = -(-batches // count)
+    peak, have = max(work.peaks), machine.processor.memory_bytes
+    if only_fitting and peak > have:
+        return unfit(gpus, peak, f"a stage {misfit(peak, have)}", tile=tile, stages=num)
 
     # What a tile costs, without and with its halo, shared out over all GPUs.
     again = {"none": 0.0, "block": 1.0, "stage": 1.0, "except_last": 1 - 1 / count}
@@ -293,7 +274,6 @@ def stages(
     labels = 2 * setting.shape[0] * setting.shape[1] * images
     on_node = min(pipelines, max(1, machine.num_devices // num))
     read = num_tiles * each_read + labels
-    peak, have = max(work.peaks), machine.processor.memory_bytes
     at = work.peaks.index(peak)
     return Outcome(
         gpus,

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 import xarray as xr
 
+from bigunet.calibrate import freeze_norm
 from bigunet.errors import ShapeError, fail
 from bigunet.model import UNet
 from bigunet.sample_parallel import exact_step
@@ -36,7 +37,8 @@ def synthetic_gradients(
 
     Parameters
     ----------
-    spec : a network for 3 bands and the classes of `bigunet.scenes.synthetic`.
+    spec : a network for 3 bands and the classes of `bigunet.scenes.synthetic`; its batch norms
+        keep the statistics they start with.
     shape, tile : (height, width) of the scene and the tiles' side or sides, in pixels.
     halo : pixels read around each tile; the exact ones by default.
     ignored : share of the labels that do not count, drawn at random.
@@ -47,6 +49,7 @@ def synthetic_gradients(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = UNet(spec).double()
+    freeze_norm(model)  # with statistics of the tiles they would differ from the image's
     # Pixels in [0, 1]: how they are scaled changes nothing about exactness.
     image = scene.image.values.astype(np.float64) / 255
     tiles = tile_image(shape, tile, spec, halo=halo)

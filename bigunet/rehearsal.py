@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 import xarray as xr
 
+from bigunet.calibrate import freeze_norm
 from bigunet.errors import MemoryBudgetError, fail
 from bigunet.exactness import Gradients
 from bigunet.launch import launch
@@ -83,6 +84,7 @@ def plan_gradients(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = UNet(plan.spec).double()
+    freeze_norm(model)
     pipeline = Pipeline(plan, model, Objective(plan.spec.classes), engine=engine)
     pipeline.step(_feeds(plan, pipeline, ignored, seed))
     gradients = {

@@ -54,7 +54,7 @@ def main() -> None:
     for case in table["case"].values:
         for gpus in table["gpus"].values:
             one = table.sel(case=case, gpus=gpus)
-            terms = {str(t): 1e3 * float(v) for t, v in zip(table.term, one["terms"], strict=True)}
+            terms = dict(zip(table.term.values, 1e3 * one["terms"].values, strict=True))
             print(
                 f"{case:26} {gpus} ranks: predicted {float(one.predicted_seconds.median()):.3f} s, "
                 f"measured {float(one.measured_seconds.median()):.3f} s, "

@@ -2,8 +2,8 @@
 
 Round by round and for each number of ranks: the layers are timed with as many ranks at work, then
 a real step is; so that whatever else the machine does slows both. The prediction is
-`bigunet.scaling.predict`'s with these layer times and the figures of `bigunet.here.here` for that
-number of ranks. Nothing is fitted to the steps.
+`bigunet.scaling.predict`'s with the layer times of the slowest rank, for which all others wait, and
+the figures of `bigunet.here.here` for that number of ranks. Nothing is fitted to the steps.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import xarray as xr
 
 from bigunet.cost import MeasuredCost
 from bigunet.here import here
 from bigunet.launch import launch
 from bigunet.progress import Progress
-from bigunet.ranks import current
+from bigunet.ranks import Ranks, current
 from bigunet.scaling import TERMS, predict
 from bigunet.scaling_run import ScalingStep, group_of, slowest
 from bigunet.spec import TrainSpec, UNetSpec
@@ -113,6 +114,7 @@ def _time_cases(
                     for warm in (True, False) if k == 0 else (False,):
                         work.reset()
                         world.wait()
+                        cost = None
                         if world.rank < r:
                             cost = time_tiles(
                                 case.spec,
@@ -129,3 +131,17 @@ def _time_cases(
                 result[-1].append(one_round)
                 bar.update(1)
     return result
+
+
+def _slowest_cost(world: Ranks, own: MeasuredCost | None) -> MeasuredCost:
+    """The layer times of the rank that takes longest; None from ranks that were not at work."""
+    costs: list[MeasuredCost | None] = [own]
+    if world.size > 1:
+        costs = [None] * world.size
+        dist.all_gather_object(costs, own)
+    return max((cost for cost in costs if cost is not None), key=_total)
+
+
+def _total(cost: MeasuredCost) -> float:
+    tables = (cost.forward_seconds, cost.backward_seconds)
+    return sum(sum(seconds) for table in tables for seconds in table.values())

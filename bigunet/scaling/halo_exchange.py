@@ -17,10 +17,10 @@ from bigunet.layers import LayerRow, layer_table
 from bigunet.machines import Device, Machine
 from bigunet.memory import peak_bytes
 from bigunet.scaling.axis import tile_kinds
-from bigunet.scaling.collective import members_of, sum_over
+from bigunet.scaling.collective import members_of
 from bigunet.scaling.messages import ddp_buckets, gradient_buckets, small_messages
 from bigunet.scaling.sample_parallel import hidden_sum, reading
-from bigunet.scaling.setting import Outcome, Setting, misfit, terms_of, unfit
+from bigunet.scaling.setting import Outcome, Setting, misfit, sum_of, terms_of, unfit
 from bigunet.scaling.work import passes
 from bigunet.spec import TrainSpec, UNetSpec
 
@@ -176,15 +176,12 @@ def halo_exchange(setting: Setting, gpus: int, *, only_fitting: bool = False) ->
     exchange, exchanged = _exchange(setting, used, block, images)
 
     members = members_of(gpus, machine.num_devices, machine.per_socket)
-    small = [
-        sum_over(members, machine, size, setting.algorithm)
-        for size in small_messages(spec, train, images)
-    ]
+    small = [sum_of(setting, members, size) for size in small_messages(spec, train, images)]
     if setting.all_reduce == "end":
         sizes = gradient_buckets(spec)
     else:
         sizes = tuple(size for size, _ in ddp_buckets(spec))
-    sums = [sum_over(members, machine, size, setting.algorithm) for size in sizes]
+    sums = [sum_of(setting, members, size) for size in sizes]
     exposed = sum(found.seconds for found in small)
     if setting.all_reduce == "end":
         exposed += sum(found.seconds for found in sums)

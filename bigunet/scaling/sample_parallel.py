@@ -14,10 +14,10 @@ from bigunet.geometry import padded_size
 from bigunet.machines import Device
 from bigunet.memory import peak_bytes
 from bigunet.scaling.axis import TileKinds, skeleton, tile_kinds
-from bigunet.scaling.collective import members_of, sum_over
+from bigunet.scaling.collective import members_of
 from bigunet.scaling.deal import Shares, deal_kinds
 from bigunet.scaling.messages import ddp_buckets, gradient_buckets, small_messages
-from bigunet.scaling.setting import Outcome, Setting, misfit, terms_of, unfit
+from bigunet.scaling.setting import Outcome, Setting, misfit, sum_of, terms_of, unfit
 from bigunet.scaling.work import Passes, passes, rank_seconds
 from bigunet.spec import TrainSpec, UNetSpec
 from bigunet.tiles import Tile, tile_image
@@ -128,14 +128,14 @@ def sample_parallel(
 
     exposed, sent = 0.0, np.zeros(3)
     for size in small_messages(spec, train, num_tiles):
-        found = sum_over(members, machine, size, setting.algorithm)
+        found = sum_of(setting, members, size)
         exposed += found.seconds
         sent += found.link_bytes
     if setting.all_reduce == "end":
         sizes = gradient_buckets(spec)
     else:
         sizes = tuple(size for size, _ in ddp_buckets(spec))
-    sums = [sum_over(members, machine, size, setting.algorithm) for size in sizes]
+    sums = [sum_of(setting, members, size) for size in sizes]
     for found in sums:
         sent += found.link_bytes
     if setting.all_reduce == "end":

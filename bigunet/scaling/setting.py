@@ -14,7 +14,7 @@ from bigunet.errors import PlanError, fail
 from bigunet.layers import count_parameters
 from bigunet.machines import Device, Machine
 from bigunet.plan import Schedule
-from bigunet.scaling.collective import Algorithm
+from bigunet.scaling.collective import Algorithm, Members, Sum, sum_over
 from bigunet.spec import TrainSpec, UNetSpec
 from bigunet.tiles import check_image
 
@@ -26,6 +26,7 @@ __all__ = [
     "Setting",
     "Strategy",
     "misfit",
+    "sum_of",
     "terms_of",
     "unfit",
 ]
@@ -230,6 +231,16 @@ def frozen(value: Any) -> Any:
 def terms_of(**seconds: float) -> tuple[float, ...]:
     """Seconds in the order of `TERMS`, names with underscores; those not named are 0."""
     return tuple(seconds.get(name.replace(" ", "_").replace("-", "_"), 0.0) for name in TERMS)
+
+
+def sum_of(setting: Setting, members: Members, num_bytes: int, sharing: int = 1) -> Sum:
+    """`sum_over` on the setting's machine by its algorithm, each sum worked out once."""
+    key = ("sum", members, num_bytes, setting.algorithm, sharing)
+    if key not in setting.memo:
+        setting.memo[key] = sum_over(
+            members, setting.machine, num_bytes, setting.algorithm, sharing
+        )
+    return cast(Sum, setting.memo[key])
 
 
 def unfit(gpus: int, memory_bytes: int, reason: str, **fields: Any) -> Outcome:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 from typing import cast
 
@@ -13,19 +12,18 @@ import numpy as np
 
 from bigunet.balance import balance
 from bigunet.cost import RowCosts
-from bigunet.cuts import CutProblem, StageBytes, peak_bytes, step_seconds, transfer_bytes
+from bigunet.cuts import CutProblem, peak_bytes, step_seconds, transfer_bytes
 from bigunet.geometry import padded_size
 from bigunet.layers import LayerRow, layer_table
 from bigunet.machines import Link, Machine
 from bigunet.planner import cut_problem
 from bigunet.scaling.axis import tile_kinds
-from bigunet.scaling.collective import members_of, sum_over
+from bigunet.scaling.collective import members_of
 from bigunet.scaling.messages import message_sizes
 from bigunet.scaling.sample_parallel import reading
-from bigunet.scaling.setting import Outcome, Setting, misfit, terms_of, unfit
+from bigunet.scaling.setting import Outcome, Setting, misfit, sum_of, terms_of, unfit
 from bigunet.scaling.work import passes
 from bigunet.search import best_cuts
-from bigunet.spec import TrainSpec
 from bigunet.stage_memory import row_memory
 from bigunet.tiles import Tile, check_core, inner_tile
 
@@ -81,7 +79,10 @@ def read_box(setting: Setting, tile: int) -> tuple[tuple[int, int], Tile | None]
     tile_kinds(spec, setting.shape, tile, halo=0)  # checks the size
     margin = padded_size(spec.halo if train.halo is None else train.halo, spec.stride)
     read = (min(sides[0] + 2 * margin, padded[0]), min(sides[1] + 2 * margin, padded[1]))
-    inner = inner_tile(tile, spec, halo=train.halo, cropped=setting.cropped)
+    key = ("inner", tile)
+    if key not in setting.memo:
+        setting.memo[key] = inner_tile(tile, spec, halo=train.halo, cropped=setting.cropped)
+    inner = cast(Tile, setting.memo[key])
     crops = setting.cropped and train.batch == 1 and inner.read.shape == read
     return read, inner if crops else None
 
@@ -125,36 +126,39 @@ def _slowest_link(machine: Machine, num_stages: int, pipelines: int) -> Callable
 def _stage_work(
     setting: Setting, tile: int, num_stages: int, micro_batches: int, pipelines: int
 ) -> StageWork | None:
-    spec, train = setting.spec, setting.train
     read, crops = read_box(setting, tile)
-    table = layer_table(spec, (micro_batches * train.batch, spec.in_channels, *read), tile=crops)
+    table, one = _one_micro_batch(setting, read, crops)
     if num_stages > len(table):
         return None
     problem = replace(
-        cut_problem(
-            table,
-            setting.cost,
-            train=train,
-            devices=tuple(range(num_stages)),
-            micro_batches=micro_batches,
-            schedule=setting.schedule,
-            machine=setting.machine,
-            memory=partial(_stage_bytes, setting, crops),
-        ),
+        one,
+        devices=tuple(range(num_stages)),
+        micro_batches=micro_batches,
         link=_slowest_link(setting.machine, num_stages, pipelines),
     )
     return _work(problem, table, _cuts(setting, problem, (read, crops is None, num_stages)))
 
 
-def _stage_bytes(
-    setting: Setting, crops: Tile | None, rows: Sequence[LayerRow], train: TrainSpec
-) -> StageBytes:
-    """The planner's memory model of these micro-batches, kept for other cuts of them."""
-    key = ("bytes", rows[0].in_shape, crops is None, train.recompute)
+def _one_micro_batch(
+    setting: Setting, read: tuple[int, int], crops: Tile | None
+) -> tuple[tuple[LayerRow, ...], CutProblem]:
+    """The layers of one micro-batch, and the problem of one stage: kept for any number of both."""
+    spec, train = setting.spec, setting.train
+    key = ("one", read, crops is None)
     if key not in setting.memo:
-        model = row_memory(setting.spec, tile=crops, device=setting.device)
-        setting.memo[key] = model(rows, train)
-    return cast(StageBytes, setting.memo[key])
+        table = layer_table(spec, (train.batch, spec.in_channels, *read), tile=crops)
+        problem = cut_problem(
+            table,
+            setting.cost,
+            train=train,
+            devices=(0,),
+            micro_batches=1,
+            schedule=setting.schedule,
+            machine=setting.machine,
+            memory=row_memory(spec, tile=crops, device=setting.device),
+        )
+        setting.memo[key] = table, problem
+    return cast("tuple[tuple[LayerRow, ...], CutProblem]", setting.memo[key])
 
 
 def _cuts(setting: Setting, problem: CutProblem, key: tuple[object, ...]) -> tuple[int, ...]:
@@ -321,7 +325,7 @@ def _reduce(
         members = members_of(pipelines, machine.num_devices, machine.per_socket, num, stage)
         seconds = 0.0
         for size in message_sizes(parameters):
-            found = sum_over(members, machine, size, setting.algorithm, sharing)
+            found = sum_of(setting, members, size, sharing)
             seconds += found.seconds
             sent += found.link_bytes
         slowest = max(slowest, seconds)

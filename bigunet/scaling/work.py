@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,23 +44,28 @@ def passes(
     return _passes(spec, cost, entering, leaving, batch)
 
 
-def _passes(spec: UNetSpec, cost: CostModel, entering: Ints, leaving: Ints, batch: int) -> Passes:
+@lru_cache(maxsize=1024)
+def _template(spec: UNetSpec, batch: int) -> tuple[tuple[LayerRow, ...], Floats, Floats, Floats]:
+    """The layers of a batch; elements of a pixel that enters and leaves each; its operations.
+
+    Operations go by output pixels; a transposed convolution's by all that it makes, which is four
+    for one of its input: then the factor stands in the second column.
+    """
     rows = layer_table(spec, (batch, spec.in_channels, spec.stride, spec.stride))
-    # Operations go by output pixels; a transposed convolution's by all that it makes, which is
-    # four for one of its input.
-    made = np.where([[row.kind == "up"] for row in rows], 4 * entering, leaving)
-    small = [
-        4 * row.in_shape[2] * row.in_shape[3]
-        if row.kind == "up"
-        else row.out_shape[2] * row.out_shape[3]
-        for row in rows
-    ]
-    flops = np.array([row.flops / n for row, n in zip(rows, small, strict=True)])[:, None] * made
+    widths = np.array([(batch * r.in_shape[1], batch * r.out_shape[1]) for r in rows], dtype=float)
+    flops = np.zeros((len(rows), 2))
+    for i, row in enumerate(rows):
+        up = row.kind == "up"
+        shape = row.in_shape if up else row.out_shape
+        flops[i, int(up)] = row.flops / (shape[2] * shape[3])
+    return rows, widths[:, :1], widths[:, 1:], flops
+
+
+def _passes(spec: UNetSpec, cost: CostModel, entering: Ints, leaving: Ints, batch: int) -> Passes:
+    rows, width_in, width_out, each = _template(spec, batch)
+    flops = each[:, :1] * leaving + each[:, 1:] * entering
     if isinstance(cost, RooflineCost):
-        widths = np.array([(batch * r.in_shape[1], batch * r.out_shape[1]) for r in rows])
-        return Passes(
-            *cost.at_sizes(rows, widths[:, :1] * entering, widths[:, 1:] * leaving, flops)
-        )
+        return Passes(*cost.at_sizes(rows, width_in * entering, width_out * leaving, flops))
     found = [
         cost([_sized(row, *sizes) for row, *sizes in zip(rows, *columns, strict=True)])
         for columns in zip(entering.T, leaving.T, flops.T, strict=True)

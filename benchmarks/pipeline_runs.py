@@ -64,15 +64,18 @@ def steps(plans: list[str], rounds: int) -> list[list[float]]:
     return seconds
 
 
-def plain_steps(plan_text: str, rounds: int) -> list[float]:
-    """Seconds of steps of the plain network on the whole batch at once, in this process."""
+def one_process(plan_text: str, rounds: int) -> tuple[list[float], list[float]]:
+    """Seconds of steps in this process, alternating: the batch whole, and by micro-batches."""
     plan = Plan.from_yaml(plan_text)
     model, (x, labels) = network(plan.spec), batch(plan)
     x = x.contiguous(memory_format=torch.channels_last)
-    seconds = []
+    whole, parts = [], []
     for _ in range(rounds + 1):
-        model.zero_grad()
-        began = time.perf_counter()
-        torch.nn.functional.cross_entropy(model(x), labels).backward()
-        seconds.append(time.perf_counter() - began)
-    return seconds[1:]
+        for times, size in ((whole, len(x)), (parts, plan.micro_batch)):
+            model.zero_grad()
+            began = time.perf_counter()
+            for pixels, truth in zip(x.split(size), labels.split(size), strict=True):
+                loss = torch.nn.functional.cross_entropy(model(pixels), truth)
+                (loss * (len(pixels) / len(x))).backward()
+            times.append(time.perf_counter() - began)
+    return whole[1:], parts[1:]

@@ -17,9 +17,10 @@ import argparse
 import json
 import math
 import statistics
+from collections.abc import Iterator
 from typing import Any
 
-from pipeline_runs import NETS, plain_steps, steps
+from pipeline_runs import NETS, one_process, steps
 
 from bigunet.cost import MeasuredCost
 from bigunet.here import here
@@ -31,6 +32,8 @@ from bigunet.planner import balanced_plan, find_plan
 from bigunet.simulate import simulate
 from bigunet.spec import TrainSpec, UNetSpec
 from bigunet.timing import time_layers
+
+Row = dict[str, Any]
 
 
 def run(function: Any, *args: Any, ranks: int) -> Any:
@@ -46,9 +49,8 @@ def layer_seconds(spec: UNetSpec, side: int, rounds: int, micro_batches: int) ->
     return cost
 
 
-def speedup(machine: Machine, nets: Any, rounds: int, micro_batches: int) -> list[dict[str, Any]]:
+def speedup(machine: Machine, nets: Any, rounds: int, micro_batches: int) -> Iterator[Row]:
     """2 stages on 2 ranks against one process, which takes the batch whole or in parts."""
-    rows = []
     for name, spec, side in nets:
         cost = layer_seconds(spec, side, rounds, micro_batches)
         table = layer_table(spec, (micro_batches, spec.in_channels, side, side))
@@ -57,10 +59,9 @@ def speedup(machine: Machine, nets: Any, rounds: int, micro_batches: int) -> lis
             micro_batches=micro_batches,
         ).plan  # fmt: skip
         text = plan.to_yaml()
-        plain = statistics.median(run(plain_steps, text, rounds, ranks=1))
-        (parts,) = map(statistics.median, run(steps, [text], rounds, ranks=1))
+        plain, parts = map(statistics.median, run(one_process, text, rounds, ranks=1))
         (two,) = map(statistics.median, run(steps, [text], rounds, ranks=2))
-        rows.append({
+        yield {
             "net": name,
             "second stage": plan.stages[1][0],
             "whole batch s": plain,
@@ -69,13 +70,11 @@ def speedup(machine: Machine, nets: Any, rounds: int, micro_batches: int) -> lis
             "speed-up": min(plain, parts) / two,
             "simulated speed-up": min(plain, parts)
             / simulate(plan, cost, machine).attrs["step_seconds"],
-        })  # fmt: skip
-    return rows
+        }  # fmt: skip
 
 
-def plans(machine: Machine, nets: Any, rounds: int, micro_batches: int) -> list[dict[str, Any]]:
+def plans(machine: Machine, nets: Any, rounds: int, micro_batches: int) -> Iterator[Row]:
     """Planned cuts and fairscale's, GPipe and 1F1B: simulated and measured step times."""
-    rows = []
     for i, (name, spec, side) in enumerate(nets):
         cost = layer_seconds(spec, side, rounds, micro_batches)
         table = layer_table(spec, (micro_batches, spec.in_channels, side, side))
@@ -91,7 +90,7 @@ def plans(machine: Machine, nets: Any, rounds: int, micro_batches: int) -> list[
         measured = [statistics.median(times) for times in run(steps, texts, rounds, ranks=2)]
         measured = [measured[0], measured[-1]]
         simulated = [simulate(p, cost, machine).attrs["step_seconds"] for p in both]
-        rows.append({
+        yield {
             "net": name,
             "schedule": arguments["schedule"],
             "ours": ours.stages[1][0],
@@ -102,11 +101,10 @@ def plans(machine: Machine, nets: Any, rounds: int, micro_batches: int) -> list[
             "simulated gain": simulated[1] / simulated[0],
             "simulated / measured, ours": simulated[0] / measured[0],
             "simulated / measured, fairscale's": simulated[1] / measured[1],
-        })  # fmt: skip
-    return rows
+        }  # fmt: skip
 
 
-def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
+def summary(rows: list[Row]) -> dict[str, float]:
     if "gain" not in rows[0]:
         return {"least speed-up": min(r["speed-up"] for r in rows)}
     gains = [r["gain"] for r in rows]
@@ -125,21 +123,29 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--micro-batches", type=int, default=8)
     parser.add_argument("--quick", action="store_true", help="two networks, three rounds")
+    parser.add_argument("--nets", default="", help="numbers in pipeline_runs.NETS, as 0,2,5")
     parser.add_argument("--json", action="store_true", help="print JSON only")
     args = parser.parse_args()
     nets, rounds = (NETS[:2], 3) if args.quick else (NETS, args.rounds)
-    machine = here(2, refresh=True)
+    if args.nets:
+        nets = [NETS[int(i)] for i in args.nets.split(",")]
+    machine = here(refresh=True)
     link = machine.inside
-    rows = (speedup if args.what == "speedup" else plans)(machine, nets, rounds, args.micro_batches)
+    if not args.json:
+        print(f"link: {link.bytes_per_second / 1e9:.2f} GB/s, {link.latency_seconds * 1e6:.0f} us")
+    rows = []
+    for row in (speedup if args.what == "speedup" else plans)(
+        machine, nets, rounds, args.micro_batches
+    ):
+        rows.append(row)
+        if not args.json:
+            print(", ".join(f"{k}: {v:.3f}" if isinstance(v, float) else f"{k}: {v}"
+                            for k, v in row.items()), flush=True)  # fmt: skip
     totals = summary(rows)
     if args.json:
         print(json.dumps({"link": [link.bytes_per_second, link.latency_seconds], "rows": rows,
                           **totals}))  # fmt: skip
         return
-    print(f"link: {link.bytes_per_second / 1e9:.2f} GB/s, {link.latency_seconds * 1e6:.0f} us")
-    for row in rows:
-        print(", ".join(f"{k}: {v:.3f}" if isinstance(v, float) else f"{k}: {v}"
-                        for k, v in row.items()))  # fmt: skip
     for key, value in totals.items():
         print(f"{key}: {value:.3f}")
 

@@ -86,7 +86,7 @@ class Objective:
     def count(self, labels: np.ndarray) -> np.ndarray:
         """Pixels of each class, and last those of labels outside the table; int64."""
         flat = labels.ravel()
-        if flat.size and flat.dtype.kind in "iu" and 0 <= flat.min() and flat.max() < _FEW:
+        if flat.size and flat.dtype.kind in "iu" and flat.min() >= 0 and flat.max() < _FEW:
             # One pass over the pixels: this runs at every step.
             found = np.bincount(flat, minlength=self.classes)
             inside = found[: self.classes].copy()

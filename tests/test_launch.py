@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from rank_work import add, fail_on, train_in_parts, train_long
 
@@ -59,6 +62,29 @@ def test_a_stopped_training_can_be_resumed(tmp_path: Path) -> None:
     rows = (tmp_path / "history.jsonl").read_text().splitlines()
     (saved,) = (tmp_path / "checkpoints").iterdir()
     assert saved.name == f"step_{json.loads(rows[-1])['step']:08d}.ckpt"
+
+
+def test_ranks_stop_and_save_where_their_parent_is_killed(tmp_path: Path) -> None:
+    """A kernel that is killed must not leave a training behind that nobody sees."""
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from rank_work import train_long\nfrom bigunet.launch import launch\n"
+        "launch(train_long, (sys.argv[2],), ranks=2, threads_per_rank=1, progress=False)"
+    )
+    command = [sys.executable, "-c", code, str(Path(__file__).parent), str(tmp_path)]
+    parent = subprocess.Popen(command)
+    history = tmp_path / "history.jsonl"
+    while not (history.exists() and history.read_text()):
+        assert parent.poll() is None
+        time.sleep(0.1)
+    ranks = psutil.Process(parent.pid).children(recursive=True)
+    assert len(ranks) >= 3  # the agent and two ranks
+    parent.kill()
+    parent.wait()
+    _, alive = psutil.wait_procs(ranks, timeout=60)
+    assert not alive
+    (saved,) = (tmp_path / "checkpoints").iterdir()
+    assert saved.name.endswith(".ckpt")
 
 
 def test_a_module_runs_like_a_command(tmp_path: Path) -> None:

@@ -14,18 +14,23 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PI
 SCRIPTS := .ci/run binder/postBuild
 
 .DEFAULT_GOAL := help
-.PHONY: help lab demo test lint format pin clean
+.PHONY: help lab app demo test lint docs format pin clean
 
 help:
 	@echo "make lab    install, then open JupyterLab on notebooks/00_start.ipynb"
+	@echo "make app    install, then open all explorers as one page without code"
 	@echo "make demo   install, then run that notebook into an HTML page, without a browser"
 	@echo "make test   install, then lint and run every test (notebooks and browser included)"
 	@echo "make lint   ruff, mypy, shellcheck"
+	@echo "make docs   the API reference, from docstrings, into site/"
 	@echo "make format lay out the code; make pin: renew constraints.txt"
 	@echo "make clean  remove .venv, caches and what runs leave behind"
 
 lab: $(VENV)/.lab
 	$(BIN)/bigunet lab
+
+app: $(VENV)/.lab
+	$(BIN)/bigunet lab --app
 
 demo: $(VENV)/.lab
 	$(BIN)/bigunet demo
@@ -42,6 +47,9 @@ lint: $(VENV)/.test
 	$(BIN)/mypy
 	$(BIN)/shellcheck $(SCRIPTS)
 
+docs: $(VENV)/.test
+	$(BIN)/python docs/make_reference.py
+
 format: $(VENV)/.test
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
@@ -55,7 +63,7 @@ pin:
 		| sed -e '/^pip==/d' -e 's/+[a-z0-9.]*$$//' > constraints.txt
 
 clean:
-	rm -rf $(VENV) build dist artefacts runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site artefacts runs notebooks/work .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp for each set of packages, so that a second `make lab` starts at once.

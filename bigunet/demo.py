@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from nbclient.exceptions import CellExecutionError
 from nbconvert import HTMLExporter
 
 from bigunet.errors import OutputError, fail
-from bigunet.lab import find_notebook
+from bigunet.lab import find_notebook, installed
 
 __all__ = ["demo"]
 
@@ -48,20 +49,21 @@ def demo(
     # The kernel imports this very package, installed or not.
     paths = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    client = NotebookClient(
-        content,
-        timeout=timeout_seconds,
-        kernel_name="python3",
-        store_widget_state=False,
-        resources={"metadata": {"path": str(path.parent)}},
-    )
-    try:
-        # The kernel's own log says nothing that a reader of the page could use.
-        client.execute(env=environment, stderr=subprocess.DEVNULL)
-    except CellExecutionError as error:
-        reason = str(error).strip().splitlines()[-1]
-        fail(OutputError, rule="every cell of the notebook runs", got=reason, remedy="Run it in "
-             "JupyterLab to see where.")  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="bigunet-demo-") as scratch:
+        client = NotebookClient(
+            content,
+            timeout=timeout_seconds,
+            kernel_name="python3",
+            store_widget_state=False,
+            resources={"metadata": {"path": scratch if installed(path) else str(path.parent)}},
+        )
+        try:
+            # The kernel's own log says nothing that a reader of the page could use.
+            client.execute(env=environment, stderr=subprocess.DEVNULL)
+        except CellExecutionError as error:
+            reason = str(error).strip().splitlines()[-1]
+            fail(OutputError, rule="every cell of the notebook runs", got=reason, remedy="Run it "
+                 "in JupyterLab to see where.")  # fmt: skip
     _only_pictures(content)
     exporter = HTMLExporter(template_name="lab")  # type: ignore[no-untyped-call]
     page, _ = exporter.from_notebook_node(content, {"metadata": {"name": path.stem}})

@@ -1,11 +1,24 @@
-"""Draw the README's pictures from the shipped scene and network: `python docs/make_pictures.py`."""
+"""Draw the README's pictures: `python docs/make_pictures.py [mosaic] [stage_explorer]`.
+
+The mosaic is drawn from the shipped scene and network. The explorer is photographed on its real
+page, served without code as `bigunet lab --app` does; that needs Chromium.
+"""
 
 from __future__ import annotations
 
 import io
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
+import nbformat
 from PIL import Image, ImageDraw, ImageFont
+from playwright.sync_api import sync_playwright
 
 from bigunet.checkpoint import demo_weights
 from bigunet.mosaic import pyramid, segment
@@ -15,6 +28,12 @@ from bigunet.views import MosaicViewer
 HERE = Path(__file__).resolve().parent
 #: Rows and columns: Europe, the Sahara and the Middle East.
 WINDOW = (130, 910, 2400, 3750)
+EXPLORER = """\
+from bigunet.handover import Handover
+from bigunet.views import StageExplorer, setup
+setup()
+StageExplorer(Handover().spec, (8, 3, 480, 480), stages=4, micro_batches=8, machine="summit")
+"""
 
 
 def mosaic() -> Path:
@@ -46,5 +65,51 @@ def with_legend(picture: Image.Image, classes: ClassTable) -> Image.Image:
     return out
 
 
+def stage_explorer() -> Path:
+    """StageExplorer with the shipped network in four stages on a Summit node."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    token, path = secrets.token_hex(16), HERE / "stage_explorer.png"
+    with tempfile.TemporaryDirectory() as folder:
+        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(EXPLORER)])
+        notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
+        nbformat.write(notebook, Path(folder) / "stages.ipynb")
+        command = [sys.executable, "-m", "bigunet", "lab", str(Path(folder) / "stages.ipynb")]
+        server = subprocess.Popen(
+            [*command, "--app", "--no-browser", "--port", str(port)],
+            env={**os.environ, "JUPYTER_TOKEN": token},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            with sync_playwright() as playwright:
+                browser = playwright.chromium.launch(
+                    executable_path=chromium, args=["--no-sandbox", "--disable-gpu"]
+                )
+                page = browser.new_page(viewport={"width": 1280, "height": 1400})
+                for _ in range(120):
+                    try:
+                        page.goto(
+                            f"http://127.0.0.1:{port}/voila/render/stages.ipynb?token={token}"
+                        )
+                        break
+                    except Exception:
+                        page.wait_for_timeout(500)
+                found = page.locator(".bigunet-explorer").last
+                found.wait_for(timeout=120_000)
+                page.wait_for_timeout(6000)
+                picture = Image.open(io.BytesIO(found.screenshot())).convert("RGB")
+                browser.close()
+        finally:
+            server.terminate()
+            server.wait(timeout=60)
+    picture.quantize(128).save(path, optimize=True)
+    return path
+
+
 if __name__ == "__main__":
-    print(mosaic())
+    for draw in (mosaic, stage_explorer):
+        if len(sys.argv) == 1 or draw.__name__ in sys.argv:
+            print(draw())

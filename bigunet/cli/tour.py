@@ -32,10 +32,16 @@ def demo(
 
 
 def lab(
-    notebook: Annotated[str, typer.Argument(help="Name of a notebook, or a path.")] = "00_start",
+    notebook: Annotated[
+        str | None,
+        typer.Argument(help="Name or path of a notebook: 00_start, with --app all explorers."),
+    ] = None,
     app: Annotated[bool, typer.Option("--app", help="A page without code (Voila).")] = False,
     browser: Annotated[bool, typer.Option(help="Open a browser.")] = True,
     port: Annotated[int | None, typer.Option(help="The first free one from 8888.")] = None,
+    copy_to: Annotated[
+        Path | None, typer.Option(help="Copy the notebooks there, and open the copy.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Start JupyterLab open on a notebook, and print its address; its token is kept."""
@@ -44,5 +50,6 @@ def lab(
 
     if json:
         # The server runs until it is stopped, so what can be said is said first.
-        emit({"notebook": str(find_notebook(notebook)), "app": app, "port": port}, [], True)
-    raise typer.Exit(run(notebook, app=app, browser=browser, port=port))
+        path = find_notebook(notebook or ("app" if app else "00_start"))
+        emit({"notebook": str(path), "app": app, "port": port}, [], True)
+    raise typer.Exit(run(notebook, app=app, browser=browser, port=port, copy_to=copy_to))

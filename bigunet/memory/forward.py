@@ -17,7 +17,7 @@ from bigunet.memory.tape import Tape
 from bigunet.spec import TrainSpec, UNetSpec
 from bigunet.tiles import Tile
 
-__all__ = ["WINOGRAD_RATIO", "Forward", "elements", "padded_elements"]
+__all__ = ["CHANNEL_BLOCK", "WINOGRAD_RATIO", "Forward", "elements", "padded_elements"]
 
 WINOGRAD_RATIO = 4
 """Winograd's F(4x4, 3x3) turns the 9 numbers of a 3 x 3 filter into 36 (Lavin and Gray,
@@ -25,6 +25,13 @@ arXiv 1509.09308); its non-fused form holds all transformed filters in work spac
 works on maps in blocks of channels and copies what it reads and writes into that layout (its
 guide's "memory format propagation"): the input and output maps in the forward pass, the input and
 the output's gradient, or both gradients, in the backward pass."""
+
+CHANNEL_BLOCK = 16
+"""oneDNN's blocks of channels on CPUs with AVX-512, nChw16c (its guide's "blocked layout"): fp32 maps
+are filled up to whole blocks. For a bf16 convolution's weights it turns one block of one image's
+input, and one of the output's gradient, so that pixels lie in pairs (`tr_src_buf_size` and
+`tr_diff_dst_buf_size` in its src/cpu/x64/jit_brgemm_conv_utils.cpp); each thread has its own, and
+one thread's are counted."""
 
 
 class Forward:
@@ -129,14 +136,24 @@ class Forward:
         tape.drop(x)
         return out, kept
 
-    def _work(self, row: LayerRow) -> None:
-        """What a convolution's kernel needs while it runs, and then gives back."""
-        if not self.form.cuda:
-            count = elements(row.in_shape) + elements(row.out_shape)
-        elif row.kind == "conv" and self.spec.kernel == 3:
+    def _work(self, row: LayerRow, *, weights: bool = False) -> None:
+        """What a convolution's kernel needs while it runs, and then gives back.
+
+        `weights`: the kernel is the one that makes the weights' gradient.
+        """
+        if self.form.cuda:
+            if row.kind != "conv" or self.spec.kernel != 3:
+                return
             count = WINOGRAD_RATIO * 9 * row.in_shape[1] * row.out_shape[1]
         else:
-            return
+            count = 0
+            for batch, channels, height, width in (row.in_shape, row.out_shape):
+                # A first convolution reads its few bands as they lie.
+                if row.kind == "conv" and self.value == 4 and channels > 4:
+                    channels = -(-channels // CHANNEL_BLOCK) * CHANNEL_BLOCK
+                count += batch * channels * height * width
+                if weights and row.kind == "conv" and self.value == 2:
+                    count += CHANNEL_BLOCK * height * width
         self.tape.drop(self.tape.new(count * self.value))
 
     def _pad(
@@ -267,11 +284,13 @@ class Forward:
 
 
 def elements(shape: Shape) -> int:
+    """Numbers in a tensor of this shape."""
     batch, channels, height, width = shape
     return batch * channels * height * width
 
 
 def padded_elements(shape: Shape, kernel: int) -> int:
+    """The same with the border that a convolution of this kernel adds."""
     batch, channels, height, width = shape
     return batch * channels * (height + kernel - 1) * (width + kernel - 1)
 

@@ -48,8 +48,7 @@ class Axis:
     `order` holds the kind of each tile along the axis; `read`, `inside` (the part of it in the
     true image), `core` and `write` one length for each kind. `entering` and `leaving` (kind,
     layer) are the lengths of each layer's input and output, `lengths` both as a key; `bare_*`
-    are those of the core without a halo. `exact` tells kinds apart that only differ in where
-    their crops lie.
+    are those of the core without a halo. Kinds with one number in `stacks` can be run as one batch.
     """
 
     order: tuple[int, ...]
@@ -62,6 +61,7 @@ class Axis:
     bare_entering: Ints
     bare_leaving: Ints
     lengths: tuple[tuple[int, ...], ...]
+    stacks: tuple[int, ...]
 
 
 def _layer_lengths(bare: UNetSpec, read: int, tile: Tile | None) -> tuple[list[int], list[int]]:
@@ -84,7 +84,9 @@ def axis_of(bare: UNetSpec, size: int, core: int, halo: int, cropped: bool) -> A
     short = size - left_out * core
     tiles = tile_image((short, stride), (core, stride), bare, halo=halo, cropped=cropped)
     found: dict[object, int] = {}
+    stacks: dict[object, int] = {}
     kinds: list[int] = []
+    stack_of: list[int] = []
     columns: list[tuple[int, int, int, int]] = []
     layers: list[tuple[list[int], list[int], list[int], list[int]]] = []
     for tile in tiles:
@@ -92,11 +94,13 @@ def axis_of(bare: UNetSpec, size: int, core: int, halo: int, cropped: bool) -> A
         write = tile.write.y0 - y0, tile.write.y1 - y0
         boxes = [box for c in tile.crops for box in (c.below, c.upsampled, c.skip)]
         crops = tuple((box.y0, box.y1) for box in boxes)
-        key = tile.read.shape, crops, write
+        inside = min(tile.read.y1, short) - y0
+        stack = stacks.setdefault((tile.read.shape, crops, write), len(stacks))
+        key = stack, inside
         if key not in found:
             found[key] = len(found)
+            stack_of.append(stack)
             read, whole = tile.read.shape[0], tile.core.shape[0]
-            inside = min(tile.read.y1, short) - y0
             columns.append((read, inside, whole, tile.write.shape[0]))
             layers.append((*_layer_lengths(bare, read, tile), *_layer_lengths(bare, whole, None)))
         kinds.append(found[key])
@@ -111,7 +115,7 @@ def axis_of(bare: UNetSpec, size: int, core: int, halo: int, cropped: bool) -> A
     )
     return Axis(
         tuple(kinds), table[:, 0], table[:, 1], table[:, 2], table[:, 3],
-        entering, leaving, bare_in, bare_out, lengths,
+        entering, leaving, bare_in, bare_out, lengths, tuple(stack_of),
     )  # fmt: skip
 
 
@@ -191,7 +195,9 @@ def _tile_kinds(
     pairs: list[tuple[int, int]] = []
     for i, a in enumerate(y.lengths):
         for j, b in enumerate(x.lengths):
-            key: object = (i, j) if stackable else ((a, b) if a <= b else (b, a))
+            key: object = (
+                (y.stacks[i], x.stacks[j]) if stackable else ((a, b) if a <= b else (b, a))
+            )
             number = found.setdefault(key, len(pairs))
             if number == len(pairs):
                 pairs.append((i, j))

@@ -7,6 +7,7 @@ rows. A model only: bigunet does not run it.
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
 import numpy as np
@@ -84,14 +85,38 @@ def exchange_rows(rows: tuple[LayerRow, ...], kernel: int) -> list[tuple[int, in
 def _block_peak(
     spec: UNetSpec,
     train: TrainSpec,
-    batch: int,
     height: int,
     width: int,
+    batch: int,
     keep: bool,
     device: Device,
 ) -> int:
     shape = (batch, spec.in_channels, height, width)
     return peak_bytes(spec, shape, train, keep_gradients=keep, device=device)[0]
+
+
+def _rough_peak(
+    spec: UNetSpec,
+    train: TrainSpec,
+    block: tuple[int, int],
+    have: int,
+    batch: int,
+    keep: bool,
+    device: Device,
+) -> int:
+    """The peak of a larger square block if that fits, of a smaller one if that does not, or 0.
+
+    Squares of few sizes stand for many blocks where only the answer counts, not the bytes.
+    """
+    stride = spec.stride
+    step = 4 * math.log2(math.sqrt(block[0] * block[1]) / stride)
+    for power in (math.ceil(step + 0.5), math.floor(step - 0.5)):
+        side = stride * max(1, round(2 ** (power / 4)))
+        peak = _block_peak(spec, train, side, side, batch, keep, device)
+        larger = side * side >= block[0] * block[1]
+        if (peak <= have) == larger:
+            return peak
+    return 0
 
 
 def _exchange(
@@ -152,10 +177,10 @@ def halo_exchange(setting: Setting, gpus: int, *, only_fitting: bool = False) ->
     kinds = tile_kinds(spec, setting.shape, block, halo=0)
     used = (-(-padded[0] // block[0]), -(-padded[1] // block[1]))
     images = setting.num_images(gpus)
-    peak = _block_peak(
-        spec, train, min(images, train.batch), *block, images > train.batch, setting.device
-    )
     have = machine.processor.memory_bytes
+    how = (min(images, train.batch), images > train.batch, setting.device)
+    peak = _rough_peak(spec, train, block, have, *how) if only_fitting else 0
+    peak = peak or _block_peak(spec, train, *block, *how)
     reason = "" if peak <= have else f"a block of {block[0]} x {block[1]} {misfit(peak, have)}"
     if gpus > 1 and min(h, w) < spec.kernel // 2:
         reason = (

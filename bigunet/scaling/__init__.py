@@ -9,13 +9,12 @@ from __future__ import annotations
 from bigunet.scaling.best import Candidate, Choice, Space, best, candidates
 from bigunet.scaling.collective import LINKS
 from bigunet.scaling.exhibit import paper_exhibit
-from bigunet.scaling.phase import MAP_SPACE, phase_map
+from bigunet.scaling.phase import map_space, phase_map
 from bigunet.scaling.predict import predict
 from bigunet.scaling.setting import STRATEGIES, TERMS
 
 __all__ = [
     "LINKS",
-    "MAP_SPACE",
     "STRATEGIES",
     "TERMS",
     "Candidate",
@@ -23,6 +22,7 @@ __all__ = [
     "Space",
     "best",
     "candidates",
+    "map_space",
     "paper_exhibit",
     "phase_map",
     "predict",

@@ -195,9 +195,9 @@ def _tile_kinds(
     pairs: list[tuple[int, int]] = []
     for i, a in enumerate(y.lengths):
         for j, b in enumerate(x.lengths):
-            key: object = (
-                (y.stacks[i], x.stacks[j]) if stackable else ((a, b) if a <= b else (b, a))
-            )
+            key: object = (a, b) if a <= b else (b, a)
+            if stackable:
+                key = y.stacks[i], x.stacks[j]
             number = found.setdefault(key, len(pairs))
             if number == len(pairs):
                 pairs.append((i, j))

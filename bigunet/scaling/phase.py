@@ -16,12 +16,19 @@ from bigunet.scaling.best import Choice, Space, choose
 from bigunet.scaling.setting import STRATEGIES, TERMS, Setting
 from bigunet.spec import TrainSpec, UNetSpec
 
-__all__ = ["MAP_SPACE", "PhaseAxis", "phase_map"]
+__all__ = ["PhaseAxis", "map_space", "phase_map"]
 
 PhaseAxis = Literal["image", "channels", "gpus"]
 
-MAP_SPACE = Space(tiles=(256, 512, 1024, 2048), stages=(2, 6), micro_batches=(4,))
-"""Smaller than `best`'s, so that a map of 1600 points is there in a few seconds."""
+
+def map_space(machine: Machine) -> Space:
+    """Smaller than `best`'s space, so that a map of 1600 points is there in a few seconds.
+
+    Pipelines have as many stages as a node has GPUs, at most 8.
+    """
+    num = min(8, max(2, machine.num_devices))
+    return Space(tiles=(256, 512, 1024, 2048), stages=(num,), micro_batches=(4,))
+
 
 _FIELDS = ("tile", "stages", "micro_batches")
 
@@ -36,7 +43,7 @@ def phase_map(
     along: tuple[PhaseAxis, PhaseAxis] = ("image", "channels"),
     image: int = 10_000,
     gpus: int = 64,
-    space: Space = MAP_SPACE,
+    space: Space | None = None,
     search: bool = False,
     **options: Any,
 ) -> xr.Dataset:
@@ -47,7 +54,7 @@ def phase_map(
     x, y : values along the two axes, rising.
     along : what they are: "image", the side of a square image in pixels; "channels", the width
         of the network's first level; "gpus". What is no axis is `image`, `spec.channels`, `gpus`.
-    space : what the strategies choose from at every point.
+    space : what the strategies choose from at every point, `map_space(machine)` by default.
     search : whether each pipeline's cuts are searched for, as `best` does it, instead of balanced;
         takes minutes.
     options : images, weak, cropped, schedule, all_reduce, algorithm, pixel_bytes, as for
@@ -80,6 +87,7 @@ def phase_map(
                 got=values,
                 remedy="Change them.",
             )
+    space = space or map_space(machine)
     shape = (len(y), len(x))
     winner = np.full(shape, -1, dtype=np.int64)
     seconds, lead = np.full(shape, np.nan), np.full(shape, np.nan)

@@ -6,7 +6,10 @@ one rank and nothing is communicated. gloo carries CPU tensors, NCCL those of GP
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -109,6 +112,7 @@ def init(*, timeout_seconds: float = 1800.0) -> Iterator[Ranks]:
     ------
     LaunchError : where the environment names ranks that cannot be joined.
     """
+    _end_with_the_agent()
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if dist.is_available() and dist.is_initialized():
         yield current()
@@ -138,6 +142,15 @@ def init(*, timeout_seconds: float = 1800.0) -> Iterator[Ranks]:
     finally:
         if dist.is_available() and dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _end_with_the_agent() -> None:
+    """Have the kernel send SIGTERM to this rank once torchrun's agent, its parent, is gone.
+
+    Ranks that outlive a killed agent would write into the folder of the run that replaces them.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # 1: PR_SET_PDEATHSIG, see prctl(2)
 
 
 def _local_rank() -> int:

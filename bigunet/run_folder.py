@@ -122,17 +122,23 @@ def plain_scores(scores: xr.Dataset) -> dict[str, Any]:
 
 @contextmanager
 def stop_signals() -> Iterator[threading.Event]:
-    """An event that the first SIGINT or SIGTERM sets; the second acts as it did before."""
+    """An event that the first SIGINT, SIGTERM or SIGUSR1 sets.
+
+    A second SIGINT or SIGTERM acts as it did before. SIGUSR1 is a batch system's warning before
+    the time limit; it may come more than once, by several ways, and always means the same.
+    """
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop  # signals reach the main thread only; whoever runs us there handles them
         return
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    warning = getattr(signal, "SIGUSR1", None)  # Windows has none
+    numbers = (signal.SIGINT, signal.SIGTERM, *([] if warning is None else [warning]))
     before = {number: signal.getsignal(number) for number in numbers}
 
     def handle(number: int, frame: object) -> None:
         stop.set()
-        signal.signal(number, before[signal.Signals(number)])
+        if number != warning:
+            signal.signal(number, before[signal.Signals(number)])
 
     for number in numbers:
         signal.signal(number, handle)

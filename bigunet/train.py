@@ -64,8 +64,9 @@ def fit(
     weights_dtype : "bf16" rounds the final weights for a file of half the size; they are
         calibrated and scored as rounded.
 
-    A first Ctrl-C or SIGTERM ends the step at hand, writes a checkpoint and raises
-    KeyboardInterrupt; a second one stops at once.
+    A first Ctrl-C, SIGTERM or SIGUSR1 (a batch system's warning) on any rank ends the step at
+    hand, writes a checkpoint and raises KeyboardInterrupt; a second Ctrl-C or SIGTERM stops at
+    once.
 
     Raises
     ------

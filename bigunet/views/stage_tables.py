@@ -11,6 +11,8 @@ from typing import Any, Literal
 import numpy as np
 import xarray as xr
 
+from bigunet.batch import Job
+from bigunet.batch_script import batch_script, torchrun_command
 from bigunet.cost import CostModel, RooflineCost, RowCosts
 from bigunet.cuts import StageBytes, stage_peak, transfer_bytes
 from bigunet.errors import PlanError, fail
@@ -22,7 +24,15 @@ from bigunet.simulate import simulate
 from bigunet.spec import Recompute, TrainSpec, UNetSpec
 from bigunet.stage_memory import row_memory
 
-__all__ = ["MEASURED", "StageSetting", "StageState", "launch_command", "moved_cut", "stage_tables"]
+__all__ = [
+    "MEASURED",
+    "StageSetting",
+    "StageState",
+    "launch_command",
+    "launch_script",
+    "moved_cut",
+    "stage_tables",
+]
 
 #: Columns of a measured timeline, along `action`: see `bigunet.rehearsal.run_here`.
 MEASURED = ("device", "stage", "micro_batch", "kind", "start", "end")
@@ -153,12 +163,18 @@ def _remembered(cost: CostModel) -> CostModel:
     return seconds
 
 
+# What stands in for the user's scene where a plan is shown with the command that runs it.
+_ARGUMENTS = ("scene.tif", "--labels", "labels.tif", "--out", "run")
+
+
 def launch_command(plan: Plan) -> str:
     """The shell command that runs a saved plan on its ranks."""
-    return (
-        f"torchrun --nproc-per-node={plan.num_ranks} -m bigunet train scene.tif "
-        "--labels labels.tif --plan plan.yaml --out run"
-    )
+    return torchrun_command(plan, "plan.yaml", _ARGUMENTS)
+
+
+def launch_script(plan: Plan) -> str:
+    """The same as a script that starts lost ranks again, as `bigunet launch` writes it."""
+    return batch_script(Job(plan=plan, plan_path="plan.yaml", arguments=_ARGUMENTS, on="torchrun"))
 
 
 def stage_tables(

@@ -35,7 +35,7 @@ from bigunet.tiles import tile_image
 
 __all__ = ["cache_file", "here", "time_link"]
 
-_CALIBRATION = 3  # grows when what is timed changes, so that older files count no more
+_CALIBRATION = 4  # grows when what is timed changes, so that older files count no more
 _MESSAGES = (2**12, 2**16, 2**20, 2**22, 2**24)
 _SECONDS = 0.15  # for each quantity
 
@@ -221,8 +221,13 @@ def _file_rate() -> float:
 
 
 def _sums(sizes: Sequence[int], rounds: int) -> list[float]:
-    """Median seconds of the sum over all ranks of tensors of so many bytes."""
+    """Median seconds that a sum over all ranks of so many bytes adds to work before it.
+
+    As in a step, the ranks come to it from work of their own (some milliseconds of products), wait
+    for the slowest and have to wake up: what is counted is the time beyond the longest work.
+    """
     ranks = current()
+    a = torch.randn(512, 512)
     result = []
     for size in sizes:
         tensors = [torch.zeros(size // 8) for _ in range(2)]
@@ -230,8 +235,13 @@ def _sums(sizes: Sequence[int], rounds: int) -> list[float]:
         for _ in range(rounds + 1):
             ranks.wait()
             began = time.perf_counter()
+            for _ in range(4):
+                torch.mm(a, a)
+            worked = time.perf_counter() - began
             ranks.sum_all_(tensors)
-            times.append(time.perf_counter() - began)
+            both = torch.tensor([worked, time.perf_counter() - began], dtype=torch.float64)
+            dist.all_reduce(both, dist.ReduceOp.MAX)
+            times.append(max(1e-7, float(both[1] - both[0])))
         result.append(median(times[1:]))
     return result
 

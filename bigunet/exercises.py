@@ -96,7 +96,7 @@ def _number(
     answer: Any,
     truth: float,
     right: str,
-    near: Mapping[float, str] | None = None,
+    near: Mapping[Any, str] | None = None,
     tolerance: float = 1e-6,
 ) -> Verdict:
     """Right within a relative tolerance; `near` has hints for answers that are often given."""

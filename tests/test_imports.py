@@ -31,7 +31,7 @@ NEEDS_TORCH = """
     trainer train
     pipeline tracing measure launch here timing scaling_run scaling_check rehearsal
 """.split()
-SURFACE = ["views", "labextensions", "doctor", "lab", "demo", "app", "cli", "__main__"]
+SURFACE = ["views", "exercises", "labextensions", "doctor", "lab", "demo", "app", "cli", "__main__"]
 ORDER = [*PLANNING, *IMAGERY, *NEEDS_TORCH, *SURFACE]
 TORCH_FREE = [*PLANNING, *IMAGERY, "views", "exercises"]
 

@@ -198,7 +198,7 @@ def _timed_whole(model: UNet, x: Tensor, labels: Tensor, tile: Tile, precision: 
     return clock() - began
 
 
-_Kept = list[tuple[LayerRow, tuple[Tensor, ...], Tensor]]
+_Kept = list[tuple[LayerRow, tuple[Tensor, ...], tuple[nn.Parameter, ...], Tensor]]
 
 
 def _timed_step(
@@ -242,7 +242,8 @@ def _forward(
         forward.append(clock() - began)
         if row.kind == "skip":
             skips[row.name] = x
-        kept.append((row, inputs, x if loss is None else loss))
+        weights = tuple(model.layers[row.name].parameters())
+        kept.append((row, inputs, weights, x if loss is None else loss))
     return forward, kept
 
 
@@ -251,18 +252,22 @@ def _backward(kept: _Kept, clock: Callable[[], float]) -> list[float]:
     gradient: Tensor | None = None
     from_skips: dict[str, Tensor] = {}
     while kept:
-        row, inputs, out = kept.pop()
+        row, inputs, weights, out = kept.pop()
         began = clock()
         if row.kind == "skip":
             assert gradient is not None
             gradient = gradient + from_skips.pop(row.name)
         else:
-            out.backward(gradient)
-            gradient = inputs[0].grad
+            # Not `backward`: leaves keep gradients in a layout of their own, where in a step the
+            # layer below gets a strided view out of a concatenation, say, as it is.
+            wanted = [t for t in inputs if t.requires_grad]
+            found = torch.autograd.grad(out, (*wanted, *weights), gradient)
+            for weight, more in zip(weights, found[len(wanted) :], strict=True):
+                weight.grad = more if weight.grad is None else weight.grad.add_(more)
+            gradient = found[0] if wanted else None
         backward.append(clock() - began)
         if row.source is not None:
-            assert inputs[1].grad is not None
-            from_skips[row.source] = inputs[1].grad
+            from_skips[row.source] = found[1]
     return backward[::-1]
 
 

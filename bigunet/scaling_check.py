@@ -114,7 +114,7 @@ def _time_cases(
                     for warm in (True, False) if k == 0 else (False,):
                         work.reset()
                         world.wait()
-                        cost = None
+                        cost: MeasuredCost | None = None
                         if world.rank < r:
                             cost = time_tiles(
                                 case.spec,
@@ -126,8 +126,7 @@ def _time_cases(
                             )
                         world.wait()
                         seconds = slowest(world, work.run(groups[r], 1) if world.rank < r else 0.0)
-                    if world.first:
-                        one_round.append((cost, seconds))
+                    one_round.append((_slowest_cost(world, cost), seconds))
                 result[-1].append(one_round)
                 bar.update(1)
     return result

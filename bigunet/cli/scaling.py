@@ -139,9 +139,9 @@ def _predict(
         train,
         on,
         gpus,
-        strategy,
+        strategy,  # type: ignore[arg-type]
         images=images,
-        weak=weak,  # type: ignore[arg-type]
+        weak=weak,
     )
     names = ("step_seconds", "speedup", "efficiency", "num_tiles", "idle_gpus", "memory_bytes",
              "feasible", "reason", "gpu_hours", "energy_joules")  # fmt: skip

@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 import nbformat
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 from playwright.sync_api import sync_playwright
 
 from bigunet.checkpoint import demo_weights
@@ -105,6 +105,8 @@ def stage_explorer() -> Path:
         finally:
             server.terminate()
             server.wait(timeout=60)
+    left, top, right, bottom = ImageOps.invert(picture.convert("L")).getbbox() or (0, 0, 1, 1)
+    picture = picture.crop((left, top, right + 8, bottom))
     picture.quantize(128).save(path, optimize=True)
     return path
 

@@ -124,6 +124,26 @@ def test_why_not_ranks_what_helps_and_each_saving_is_true() -> None:
     assert expected > 1
 
 
+def test_bf16_on_a_device_without_units_for_it_is_offered_for_memory_only() -> None:
+    for device, slow in (("V100-16GB", True), ("P40", True), ("A100-40GB", False)):
+        remedies = why_not(BASE, (1, 3, 1024, 1024), TrainSpec(), device).remedies
+        found = [r for r in remedies if r.name.startswith("bf16")]
+        assert len(found) == 2
+        assert all(("no units for bf16" in r.change) == slow for r in found)
+
+
+def test_two_stages_are_cut_where_the_larger_one_is_smallest() -> None:
+    shape, train = (1, 3, 256, 256), TrainSpec()
+    for spec in (BASE, BASE.replace(levels=5, up="nearest")):
+        rows = layer_table(spec, shape)
+        ends = [i for i in range(1, len(rows)) if rows[i].block != rows[i - 1].block]
+        best = min(
+            max(peak_bytes(spec, shape, train, stages=(end, len(rows) - end))) for end in ends
+        )
+        found = {r.name: r.peak for r in why_not(spec, shape, train, 100 * MIB).remedies}
+        assert found["two stages"] == best
+
+
 def test_the_cropped_decoder_is_offered_where_a_tile_is_not_cropped() -> None:
     tile = inner_tile(32, BASE, cropped=False)
     shape = (1, 3, *tile.read.shape)

@@ -169,7 +169,7 @@ class Replay(Forward):
         counts = parameter_counts(self.spec, row)
         made = [tape.new(count * self.value) for count in counts]
         if self.workspace:
-            self._work(row)
+            self._work(row, weights=True)
         tape.drop(g)
         for number in kept:
             tape.drop(number)

@@ -1,12 +1,13 @@
 """What fits in a budget of bytes: the largest tile, the largest batch, the deepest network.
 
 Each answer is the true maximum of the model in `bigunet.memory.predict`: the next larger one is
-over the budget by the same model. Memory grows with tile, batch and levels, so they are found by
-doubling, then by halving the interval.
+over the budget by the same model. Memory grows with tile and batch, so these are found by closing
+in on the limit from both sides.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
@@ -104,8 +105,12 @@ def largest_tile(
         shape = (number, spec.in_channels, *tile.read.shape)
         return max(peak_bytes(spec, shape, train, tile=tile, **how))
 
+    def pixels(step: int) -> int:
+        height, width = inner_tile(step * spec.stride, spec, halo=halo, cropped=False).read.shape
+        return height * width
+
     limit = _limit(budget, how)
-    found = _largest(peak, limit, _LARGEST // spec.stride)
+    found = _largest(peak, limit, _LARGEST // spec.stride, pixels)
     if found is None:
         _too_small(spec, train, limit, f"a tile of {spec.stride} x {spec.stride}", peak(1))
     return Fit(
@@ -182,30 +187,54 @@ def deepest(
     return Fit(*best, *(following or (None, None)))
 
 
-def _largest(peak: Callable[[int], int], limit: int, most: int) -> Fit | None:
-    """The largest n from 1 to `most` with peak(n) <= limit, for a peak that grows with n."""
+def _largest(
+    peak: Callable[[int], int], limit: int, most: int, scale: Callable[[int], int] = int
+) -> Fit | None:
+    """The largest n from 1 to `most` with peak(n) <= limit, for a peak that grows with n.
+
+    A peak is nearly linear in `scale(n)` (pixels, images), so the next n to try is read off a
+    line; where that closes in on one side only, the interval is halved.
+    """
     low = peak(1)
     if low > limit:
         return None
     good, good_peak = 1, low
-    bad, bad_peak = None, None
-    size = 2
-    while size <= most:
-        value = peak(size)
-        if value > limit:
-            bad, bad_peak = size, value
-            break
-        good, good_peak = size, value
-        size *= 2
-    if bad is None:
+    bad, bad_peak = min(2, most + 1), None
+    if bad <= most:
+        bad_peak = peak(bad)
+        # A line through the last two, until one is over the limit.
+        while bad_peak <= limit:
+            before, before_peak = good, good_peak
+            good, good_peak = bad, bad_peak
+            if good == most:
+                return Fit(good, good_peak, None, None)
+            slope = (good_peak - before_peak) / (scale(good) - scale(before))
+            room = (limit - good_peak) / slope if slope > 0 else float("inf")
+            bad = good + 1
+            while bad < most and scale(bad) - scale(good) <= room:
+                bad = min(most, good + 2 * (bad - good))
+            bad_peak = peak(bad)
+    if bad_peak is None:
         return Fit(good, good_peak, None, None)
+    halve = False
     while bad - good > 1:
-        middle = (good + bad) // 2
-        value = peak(middle)
-        if value > limit:
-            bad, bad_peak = middle, value
-        else:
-            good, good_peak = middle, value
+        target = scale(good) + (scale(bad) - scale(good)) * (limit - good_peak) / max(
+            1, bad_peak - good_peak
+        )
+        guess = (good + bad) // 2
+        if not halve:
+            guess = good + bisect_right(range(good + 1, bad), target, key=scale)
+        guess = min(max(guess, good + 1), bad - 1)
+        width = bad - good
+        for probe in (guess, guess + 1):
+            if not good < probe < bad:
+                continue
+            value = peak(probe)
+            if value > limit:
+                bad, bad_peak = probe, value
+                break
+            good, good_peak = probe, value
+        halve = 2 * (bad - good) > width
     return Fit(good, good_peak, bad, bad_peak)
 
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from bigunet.errors import BigUNetError
 from bigunet.layers import LayerRow, Shape, layer_table
-from bigunet.machines import Device
+from bigunet.machines import PROCESSORS, Device
+from bigunet.machines import device as device_of
 from bigunet.memory.causes import CAUSES
 from bigunet.memory.predict import memory, peak_bytes
 from bigunet.memory.segments import segments
@@ -34,7 +38,8 @@ class Remedy:
     """A change, the bytes it saves at the peak, and the time it costs as a factor (1: none).
 
     The time is that of a step's floating-point operations; bf16, which halves the bytes and is
-    faster where the hardware has it, is given as 1, and so are stages without their idle time.
+    faster where the device has units for it (`change` says where it has none), is given as 1, and
+    so are stages without their idle time.
     """
 
     name: str
@@ -88,7 +93,8 @@ def why_not(
         ),
         key=lambda cause: -cause.nbytes,
     )
-    remedies = _remedies(spec, shape_BCHW, train, limit, tile, device, peak)
+    held = table.held.values.sum(axis=1)
+    remedies = _remedies(spec, shape_BCHW, train, limit, tile, device, peak, held)
     ranked = sorted(remedies, key=lambda r: (not r.fits, r.time_factor if r.fits else r.peak))
     return Diagnosis(
         peak=peak,
@@ -119,6 +125,7 @@ def _remedies(
     tile: Tile | None,
     device: str | Device | None,
     peak: int,
+    held: NDArray[np.int64],
 ) -> list[Remedy]:
     rows = layer_table(spec, shape, tile=tile)
     before = step_flops(rows, train)
@@ -136,8 +143,9 @@ def _remedies(
     if train.recompute == "none":
         add("recompute", "each block again in the backward pass", *retrain(recompute="block"))
     if train.precision == "fp32":
-        add("bf16 autocast", "activations in bf16", *retrain(precision="bf16-autocast"))
-        add("bf16", "weights and activations in bf16", *retrain(precision="bf16"))
+        note = _no_bf16(device)
+        add("bf16 autocast", f"activations in bf16{note}", *retrain(precision="bf16-autocast"))
+        add("bf16", f"weights and activations in bf16{note}", *retrain(precision="bf16"))
     if train.optimiser != "sgd":
         add("SGD", "no optimiser state", *retrain(optimiser="sgd"))
     if shape[0] > 1:
@@ -145,8 +153,16 @@ def _remedies(
         after = peak_bytes(spec, one, train, tile=tile, device=device)[0]
         add("batch of 1", f"{shape[0]} steps, gradients added up", after, 1.0)
     _add_tiles(spec, shape, train, limit, tile, device, add)
-    _add_stages(spec, shape, train, tile, device, rows, add)
+    _add_stages(spec, shape, train, tile, device, rows, held, add)
     return found
+
+
+def _no_bf16(device: str | Device | None) -> str:
+    """What to say of bf16 on a device that has no units for it."""
+    known = None if device is None else PROCESSORS.get(device_of(device).name)
+    if known is None or "bf16" in known.flops_per_second:
+        return ""
+    return f"; {known.name} has no units for bf16, so no faster"
 
 
 def _add_tiles(
@@ -199,22 +215,35 @@ def _add_stages(
     tile: Tile | None,
     device: str | Device | None,
     rows: Sequence[LayerRow],
+    held: NDArray[np.int64],
     add: _Add,
 ) -> None:
-    """Two devices, cut between blocks so that the larger stage is smallest."""
+    """Two devices, cut between blocks so that the larger stage is smallest.
+
+    `held`: bytes by layer, shape (layer,).
+    """
     blocks = [len(part.rows) for part in segments(rows, "block")]
     if len(blocks) < 2:
         return
-    sizes = _halves(
-        blocks,
-        lambda stages: max(peak_bytes(spec, shape, train, tile=tile, stages=stages, device=device)),
-    )
-    after = max(peak_bytes(spec, shape, train, tile=tile, stages=sizes, device=device))
-    add("two stages", f"on two devices, {sizes[0]} and {sizes[1]} layers", after, 1.0)
+    sums = np.cumsum(blocks)
+    total = int(sums[-1])
 
+    def peaks(k: int) -> tuple[int, ...]:
+        cut = int(sums[k])
+        return peak_bytes(spec, shape, train, tile=tile, stages=(cut, total - cut), device=device)
 
-def _halves(blocks: Sequence[int], peak: Callable[[tuple[int, int]], int]) -> tuple[int, int]:
-    total = sum(blocks)
-    cuts = [sum(blocks[:k]) for k in range(1, len(blocks))]
-    best = min(cuts, key=lambda cut: peak((cut, total - cut)))
-    return best, total - best
+    # The first stage's peak grows with the cut, the second's falls: from where the layers' bytes
+    # are halved, on to where the two meet.
+    halves = np.cumsum(held)[sums - 1]
+    k = min(int(np.searchsorted(halves, halves[-1] / 2)), len(blocks) - 2)
+    best = (max(found := peaks(k)), k)
+    step = 1 if found[0] < found[1] else -1
+    while 0 <= k + step < len(blocks) - 1:
+        k += step
+        found = peaks(k)
+        best = min(best, (max(found), k))
+        if (found[0] < found[1]) != (step > 0):
+            break
+    first = int(sums[best[1]])
+    change = f"on two devices, {first} and {total - first} layers"
+    add("two stages", change, best[0], 1.0)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import io
 import re
-import statistics
+from functools import partial
 
 import nbformat
 import numpy as np
 import pytest
 from PIL import Image
 from playwright.sync_api import Locator, Page
-from test_browser import Lab, browser, changes, explorer, lab, latencies, page, run_all, shoot
+from test_browser import Lab, browser, changes, explorer, lab, page, run_all, shoot
 
 __all__ = ["browser", "lab", "page"]  # fixtures
 
@@ -56,10 +56,9 @@ def test_cuts_follow_keys_and_mouse(page: Page, lab: Lab) -> None:
     before = cuts(found)
     shoot(page, "stages")
     handles = found.locator(".noUi-handle:visible")
-    times = latencies(page, found, ["ArrowRight", "ArrowLeft"] * 10, handles.nth(2))
-    print(f"\nStageExplorer, key to pixels: median {statistics.median(times):.0f} ms {times}")
-    assert min(times) > 0
-    assert statistics.median(times) < 1500
+    handles.nth(2).focus()
+    for key in ("ArrowRight", "ArrowLeft"):
+        assert changes(page, found, partial(page.keyboard.press, key))
     assert cuts(found) == before
     # The second line, dragged by the mouse beyond the third one, stops before it.
     figure = found.locator(".bk-Figure").first

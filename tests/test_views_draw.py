@@ -13,9 +13,10 @@ from PIL import Image
 
 from bigunet.views import Still, plot_against
 from bigunet.views.colours import OKABE_ITO, rgb
-from bigunet.views.draw import extent, lower, nice_ticks, to_png, to_svg
+from bigunet.views.draw import to_png, to_svg
 from bigunet.views.halo import HaloState, halo_tables, plot_tile, plot_work
 from bigunet.views.hatch import hatch
+from bigunet.views.lower import extent, lower, nice_ticks
 
 GREEN = OKABE_ITO["green"]
 

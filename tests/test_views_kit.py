@@ -15,7 +15,7 @@ from PIL import Image
 from bigunet.errors import SpecError
 from bigunet.spec import UNetSpec
 from bigunet.views import Explorer, HaloExplorer, HaloState
-from bigunet.views import kit as kit_module
+from bigunet.views import figures as figures_module
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_a_file_that_is_no_export_is_refused(explorer: HaloExplorer, text: str) 
 def test_without_a_comm_plots_become_pictures_and_the_fix_is_told(
     explorer: HaloExplorer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kit_module, "_TICK_SECONDS", 0.0)
+    monkeypatch.setattr(figures_module, "_TICK_SECONDS", 0.0)
     asyncio.run(explorer._wait_for_handshake())
     assert explorer.live is False
     assert "labextensions" in explorer._notice.value
@@ -148,7 +148,7 @@ def test_a_late_handshake_brings_the_live_plots_back(explorer: HaloExplorer) -> 
 def test_with_a_comm_the_waiting_ends(
     explorer: HaloExplorer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kit_module, "_TICK_SECONDS", 0.0)
+    monkeypatch.setattr(figures_module, "_TICK_SECONDS", 0.0)
     hear(explorer._figures["work"]._model)
     asyncio.run(explorer._wait_for_handshake())
     assert explorer.live is True

@@ -2,47 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 import pytest
 
+from bigunet.downscale import average, majority
 from bigunet.errors import ShapeError
-from bigunet.views.levels import IGNORE, Levels, average, majority, rgb_view
-
-
-def voted(labels: np.ndarray) -> np.ndarray:
-    """Each 2 x 2 square's most frequent label, counted one by one."""
-    padded = np.pad(labels, [(0, n % 2) for n in labels.shape], mode="edge")
-    out = np.empty([n // 2 for n in padded.shape], labels.dtype)
-    for y, x in np.ndindex(*out.shape):
-        square = padded[2 * y : 2 * y + 2, 2 * x : 2 * x + 2].ravel().tolist()
-        counts = Counter(label for label in square if label != IGNORE)
-        best = max(counts.values(), default=0)
-        out[y, x] = min((k for k, n in counts.items() if n == best), default=IGNORE)
-    return out
-
-
-@pytest.mark.parametrize("shape", [(8, 8), (7, 9), (1, 5)])
-def test_majority_equals_counting(shape: tuple[int, int]) -> None:
-    generator = np.random.default_rng(0)
-    for _ in range(20):
-        labels = generator.choice([0, 1, 2, IGNORE], size=shape).astype(np.uint8)
-        assert np.array_equal(majority(labels), voted(labels))
-
-
-def test_average_rounds_halves_up_and_keeps_the_type() -> None:
-    block = np.array([[[0, 1], [1, 0]], [[255, 255], [254, 255]]], np.uint8)
-    assert average(block).tolist() == [[[1]], [[255]]]
-    assert average(block).dtype == np.uint8
-    assert average(block.astype(np.float32) / 4).tolist() == [[[0.125]], [[63.6875]]]
-    tall = np.full((1, 2, 2), 2**31, np.uint32)
-    assert average(tall).tolist() == [[[2**31]]]
+from bigunet.views.levels import Levels, rgb_view
 
 
 def test_levels_are_taken_where_given_and_made_where_not() -> None:
     labels = np.random.default_rng(1).integers(0, 5, (2500, 70)).astype(np.uint8)
-    once = voted(labels[:64])
+    once = majority(labels[:64])
     levels = Levels(labels, majority)
     # Strips of an even number of rows give what the whole array gives.
     assert np.array_equal(levels.read(1, 0, 32, 0, 35), once)

@@ -12,7 +12,7 @@ from bigunet.errors import ShapeError
 from bigunet.scenes import ClassTable, synthetic
 from bigunet.spec import UNetSpec
 from bigunet.views import MosaicViewer
-from bigunet.views.mosaic import confusion_counts
+from bigunet.views.mosaic_panes import confusion_counts
 
 CLASSES = ClassTable(("water", "field", "road"))
 SPEC = UNetSpec(levels=3)

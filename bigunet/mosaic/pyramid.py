@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from bigunet.downscale import IGNORE, average, majority
+
 __all__ = ["IGNORE", "average", "majority", "num_levels", "strips"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-#: Label of pixels that carry no class, in every mosaic.
-IGNORE = 255
 #: The coarsest level is the first whose longer side is at most this many pixels.
 COARSEST = 512
 
@@ -23,64 +23,6 @@ def num_levels(shape: tuple[int, int], coarsest: int = COARSEST) -> int:
     while side > coarsest:
         side, levels = -(-side // 2), levels + 1
     return levels
-
-
-def _quads(block: Array, fill: Any) -> tuple[Array, Array, Array, Array]:
-    """The four pixels of every 2 x 2 square along the last two axes, padded with `fill`."""
-    height, width = block.shape[-2:]
-    if height % 2 or width % 2:
-        sides = [(0, 0)] * (block.ndim - 2) + [(0, height % 2), (0, width % 2)]
-        block = np.pad(block, sides, constant_values=fill)
-    return (
-        block[..., 0::2, 0::2],
-        block[..., 0::2, 1::2],
-        block[..., 1::2, 0::2],
-        block[..., 1::2, 1::2],
-    )
-
-
-def majority(labels: Array) -> Array:
-    """The most frequent label of each 2 x 2 square of uint8 (y, x); ties go to the smaller id.
-
-    `IGNORE` does not vote unless nothing else is there; neither do pixels outside the image.
-    """
-    a, b, c, d = _quads(labels, IGNORE)
-    # Four values in order, by a sorting network; the ignored ones come last.
-    a, b = np.minimum(a, b), np.maximum(a, b)
-    c, d = np.minimum(c, d), np.maximum(c, d)
-    a, c = np.minimum(a, c), np.maximum(a, c)
-    b, d = np.minimum(b, d), np.maximum(b, d)
-    b, c = np.minimum(b, c), np.maximum(b, c)
-    # A pair at the front wins or ties as the smaller; else the first pair there is; else the front.
-    upper = np.where((c == d) & (c != IGNORE), c, a)
-    later = np.where((b == c) & (b != IGNORE), b, upper)
-    return np.where(a == b, a, later).astype(np.uint8)
-
-
-def average(block: Array, nodata: float | None = None) -> Array:
-    """The mean of each 2 x 2 square of (band, y, x), in the block's dtype, halves rounded up.
-
-    Pixels outside the image, NaN and nodata do not count; a square with nothing else gets nodata,
-    NaN, or 0.
-    """
-    kind = block.dtype.kind
-    values = block.astype(np.float32 if block.dtype.itemsize < 4 else np.float64)
-    if nodata is not None:
-        values[block == nodata] = np.nan
-    quads = _quads(values, np.nan)
-    total = np.zeros(quads[0].shape, values.dtype)
-    count = np.zeros(quads[0].shape, np.float32)
-    for quad in quads:
-        there = ~np.isnan(quad)
-        total += np.where(there, quad, 0)
-        count += there
-    empty = count == 0
-    mean = total / np.maximum(count, 1)
-    if kind in "bui":
-        mean = np.floor(mean + 0.5)
-    blank = nodata if nodata is not None else (np.nan if kind == "f" else 0)
-    mean[empty] = blank
-    return mean.astype(block.dtype)
 
 
 def strips(

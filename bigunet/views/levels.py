@@ -14,44 +14,11 @@ import numpy as np
 
 from bigunet.errors import ShapeError, fail
 
-__all__ = ["IGNORE", "Levels", "average", "majority", "rgb_view"]
+__all__ = ["Levels", "rgb_view"]
 
-IGNORE = 255
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _STRIP_ROWS = 1024
-
-
-def _quads(block: Array) -> tuple[Array, Array, Array, Array]:
-    """The four pixels of each 2 x 2 square; a last odd row or column is repeated."""
-    height, width = block.shape[-2:]
-    if height % 2 or width % 2:
-        sides = [(0, 0)] * (block.ndim - 2) + [(0, height % 2), (0, width % 2)]
-        block = np.pad(block, sides, mode="edge")
-    upper, lower = block[..., ::2, :], block[..., 1::2, :]
-    return upper[..., ::2], upper[..., 1::2], lower[..., ::2], lower[..., 1::2]
-
-
-def majority(labels: Array) -> Array:
-    """The most frequent label of each 2 x 2 square of (y, x); ties go to the smaller number.
-
-    `IGNORE` wins only where nothing else is.
-    """
-    a, b, c, d = np.sort(np.stack(_quads(labels)), axis=0)
-    # Sorted, equal labels are neighbours, and IGNORE comes last.
-    three = np.where((c == d) & (c != IGNORE), c, a)
-    two = np.where((b == c) & (b != IGNORE), b, three)
-    return np.where(a == b, a, two).astype(labels.dtype)
-
-
-def average(image: Array) -> Array:
-    """The mean of each 2 x 2 square of (band, y, x), in the image's own type."""
-    quads = _quads(image)
-    if image.dtype.kind == "f":
-        return np.asarray(sum(q / 4 for q in quads), image.dtype)
-    kind = np.int64 if image.dtype.itemsize > 2 else np.uint32
-    wide = np.sum([q.astype(kind) for q in quads], axis=0, dtype=kind)
-    return np.asarray((wide + 2) // 4, image.dtype)
 
 
 class Levels:

@@ -8,21 +8,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
-import holoviews as hv
 import ipywidgets as widgets
 import numpy as np
 import xarray as xr
 import yaml
 
-from bigunet.errors import SpecError, fail
+from bigunet.errors import PlanError, SpecError, fail
 from bigunet.layers import Shape
 from bigunet.machines import DEVICES, device
 from bigunet.memory import memory, why_not
+from bigunet.plan import Plan
 from bigunet.spec import Optimiser, Precision, TrainSpec, UNetSpec
 from bigunet.tiles import Box, Tile, check_core, place_tile
 from bigunet.views.kit import Explorer, Row
 from bigunet.views.memory_plots import plot_layers, plot_step, size
-from bigunet.views.quick import redraw
 
 __all__ = [
     "MemoryExplorer",
@@ -31,6 +30,7 @@ __all__ = [
     "largest_read",
     "memory_by_depth",
     "memory_tables",
+    "with_remedies",
 ]
 
 GIB = 2**30
@@ -78,11 +78,10 @@ def _subject(state: MemoryState) -> tuple[Shape, Tile | None]:
 
 
 def memory_tables(state: MemoryState) -> xr.Dataset:
-    """The dataset of `bigunet.memory.memory` with bars to draw and the remedies, ranked.
+    """The dataset of `bigunet.memory.memory` with bars to draw.
 
     Dimension `bar` holds the layers or, where they are more than 60, the blocks; `pile` (bar,
-    cause) is in bytes, of temporaries the largest. `saved` and `after` (remedy) are in bytes,
-    `time_factor` (remedy) in times of the step now.
+    cause) is in bytes, of temporaries the largest.
 
     Raises
     ------
@@ -90,7 +89,6 @@ def memory_tables(state: MemoryState) -> xr.Dataset:
     """
     shape, tile = _subject(state)
     data = memory(state.spec, shape, state.train, tile=tile, device=state.device)
-    found = why_not(state.spec, shape, state.train, state.device, tile=tile)
     names = [str(name) for name in data["layer"].values]
     blocks = [str(name) for name in data["block"].values]
     pile = data["held"].values
@@ -102,29 +100,38 @@ def memory_tables(state: MemoryState) -> xr.Dataset:
         np.add.at(whole, owner, pile)
         whole[:, -1] = [pile[owner == k, -1].max() for k in range(len(names))]
         pile, blocks = whole, names
+    data["pile"] = (("bar", "cause"), pile, {"units": "bytes"})
+    tiles = 1 if tile is None else (-(-state.image // state.tile)) ** 2
+    peak = int(data["peak_moment"][0])
+    return data.assign_coords(bar=names, bar_block=("bar", blocks)).assign_attrs(
+        grouped=grouped,
+        layers=len(data["layer"]),
+        peak_phase=str(data["phase"].values[int(data["moment_phase"][peak])]),
+        peak_layer=str(data["layer"].values[int(data["moment_layer"][peak])]),
+        image=state.image,
+        tile=state.tile if tile is not None else 0,
+        tiles=tiles,
+        batch=state.train.batch,
+    )
+
+
+def with_remedies(state: MemoryState, data: xr.Dataset) -> xr.Dataset:
+    """`memory_tables`' dataset with the remedies, ranked.
+
+    `saved` and `after` (remedy) are in bytes, `time_factor` (remedy) in times of the step now.
+    """
+    shape, tile = _subject(state)
+    found = why_not(state.spec, shape, state.train, state.device, tile=tile)
     units = {"units": "bytes"}
-    data["pile"] = (("bar", "cause"), pile, units)
+    data = data.copy()
     ranked = found.remedies
     data["saved"] = ("remedy", np.array([r.saved for r in ranked], np.int64), units)
     data["after"] = ("remedy", np.array([r.peak for r in ranked], np.int64), units)
     data["time_factor"] = ("remedy", np.array([r.time_factor for r in ranked], float))
     data["time_factor"].attrs["units"] = "1"
     data["fits"] = ("remedy", np.array([r.fits for r in ranked], bool))
-    tiles = 1 if tile is None else (-(-state.image // state.tile)) ** 2
     return data.assign_coords(
-        bar=names,
-        bar_block=("bar", blocks),
-        remedy=[r.name for r in ranked],
-        change=("remedy", [r.change for r in ranked]),
-    ).assign_attrs(
-        grouped=grouped,
-        layers=len(data["layer"]),
-        peak_phase=found.phase,
-        peak_layer=found.layer,
-        image=state.image,
-        tile=state.tile if tile is not None else 0,
-        tiles=tiles,
-        batch=state.train.batch,
+        remedy=[r.name for r in ranked], change=("remedy", [r.change for r in ranked])
     )
 
 
@@ -177,14 +184,6 @@ def memory_by_depth(
         },
         coords={"levels": ("levels", depths, {"units": "1"})},
     )
-
-
-def _set_ticks(figure: Any, plot: Any) -> None:
-    """The x axis of a live figure as the plot's option `xticks` has it."""
-    ticks = hv.Store.lookup_options("bokeh", plot, "plot").kwargs["xticks"]
-    axis = figure.xaxis[0]
-    axis.ticker.ticks = [at for at, _ in ticks]
-    axis.major_label_overrides = dict(ticks)
 
 
 _SPEC = ("levels", "convs", "channels")
@@ -315,6 +314,18 @@ class MemoryExplorer(Explorer[MemoryState]):
         spec, train = UNetSpec.from_dict(values["spec"]), TrainSpec.from_dict(values["train"])
         return self._state(spec, train, values["image"], values["tile"], str(values["device"]))
 
+    def from_plan(self, plan: Plan) -> MemoryState:
+        """The plan's network on one device: its whole batch of images, in one step."""
+        batch, _, height, width = plan.shape_BCHW
+        if height != width:
+            fail(
+                PlanError,
+                rule="images are square here",
+                got=f"a plan for {height} x {width} pixels",
+                remedy="Use bigunet memory, which takes any shape.",
+            )
+        return self._state(plan.spec, plan.train.replace(batch=batch), height, 0, self.state.device)
+
     def exports(self) -> dict[str, str]:
         """The state as YAML, its sections `spec` and `train` in the place where the command line
         reads them (`bigunet memory --spec FILE --train FILE`), and bytes by layer as CSV."""
@@ -338,18 +349,11 @@ class MemoryExplorer(Explorer[MemoryState]):
     def tables(self, state: MemoryState) -> xr.Dataset:
         return memory_tables(state)
 
+    def details(self, state: MemoryState, data: xr.Dataset) -> xr.Dataset:
+        return with_remedies(state, data)
+
     def plots(self, data: xr.Dataset) -> Mapping[str, Any]:
         return {"layers": plot_layers(data), "step": plot_step(data)}
-
-    def _draw(self, names: Sequence[str]) -> None:
-        if self.live is not False and set(names) <= set(self._figures):
-            pairs = [(self._figures[name]._model, self._plots[name]) for name in names]
-            if redraw(pairs):
-                for figure, plot in pairs:
-                    _set_ticks(figure, plot)
-                self._set_axes(names)
-                return
-        super()._draw(names)
 
     def rows(self, data: xr.Dataset) -> Sequence[Row]:
         peak = int(data["peak"][0])

@@ -8,31 +8,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import holoviews as hv
 import ipywidgets as widgets
 import numpy as np
 import xarray as xr
 
-from bigunet.errors import ShapeError, fail
+from bigunet.downscale import average, majority
+from bigunet.errors import ShapeError, SpecError, fail
 from bigunet.scenes import ClassTable, class_table
 from bigunet.spec import UNetSpec
-from bigunet.views.colours import OKABE_ITO, rgb
-from bigunet.views.draw import Extent
+from bigunet.tiles import check_core
 from bigunet.views.kit import Explorer, Row
-from bigunet.views.levels import IGNORE, Levels, average, majority, rgb_view
+from bigunet.views.levels import Levels, rgb_view
+from bigunet.views.lower import Extent
+from bigunet.views.mosaic_panes import confusion_counts, pane, pane_pixels, tile_edges
 
-__all__ = ["MosaicState", "MosaicViewer", "confusion_counts"]
+__all__ = ["MosaicState", "MosaicViewer"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _PANE_WIDTH, _PANE_HEIGHT = 295, 295
 # One turn of the wheel comes as several messages.
 _SETTLE_SECONDS = 0.03
-_STRIP_ROWS = 1024
-# More tile edges than this in one view would hide the image.
-_MOST_EDGES = 60
 _CLOSEST = 32
-_WRONG, _RIGHT = rgb(OKABE_ITO["vermillion"]), (225, 225, 225)
 
 
 @dataclass(frozen=True)
@@ -50,18 +47,6 @@ class MosaicState:
     x: float = 0.0
     y: float = 0.0
     width: float = 1.0
-
-
-def confusion_counts(truth: Any, prediction: Any, num_classes: int) -> Array:
-    """(true class, predicted class) pixel counts; ignored pixels left out, a strip at a time."""
-    counts = np.zeros((num_classes, num_classes), np.int64)
-    for y in range(0, truth.shape[-2], _STRIP_ROWS):
-        t = np.asarray(truth[y : y + _STRIP_ROWS]).ravel()
-        p = np.asarray(prediction[y : y + _STRIP_ROWS]).ravel()
-        valid = (t < num_classes) & (p < num_classes)
-        joint = t[valid].astype(np.int64) * num_classes + p[valid]
-        counts += np.bincount(joint, minlength=num_classes**2).reshape(counts.shape)
-    return counts
 
 
 class MosaicViewer(Explorer[MosaicState]):
@@ -129,6 +114,20 @@ class MosaicViewer(Explorer[MosaicState]):
                 for end in ("start", "end"):
                     axis.on_change(end, lambda attr, old, new: self._range_changed())
 
+    def build(self, values: Mapping[str, Any]) -> MosaicState:
+        state: MosaicState = super().build(values)
+        numbers = (state.opacity, state.tile, state.x, state.y, state.width)
+        real = all(isinstance(n, int | float) and np.isfinite(n) for n in numbers)
+        if not real or not 0 <= state.opacity <= 1 or state.width < 1:
+            fail(
+                SpecError,
+                rule="a view is finite numbers, its opacity from 0 to 1, its width at least 1",
+                got=numbers,
+                remedy="Choose a file that MosaicViewer exported.",
+            )
+        check_core(state.tile, self.spec)
+        return state
+
     # The view ----------------------------------------------------------------------------------
 
     def _height(self, state: MosaicState) -> float:
@@ -184,18 +183,28 @@ class MosaicViewer(Explorer[MosaicState]):
             finally:
                 self._following_mouse = False
 
-    def _set_axes(self, names: Sequence[str]) -> None:
+    def _apply(self, state: MosaicState, *, write_controls: bool = True) -> None:
+        # What there is moves at once; the pixels of the new view follow when they have been read.
+        if self._axes_of and self.live is not False:
+            self._set_limits("panes", self._limits(state))
+        super()._apply(state, write_controls=write_controls)
+
+    def _set_limits(self, group: str, limits: Extent) -> None:
         if self._following_mouse:  # which may be further by now
             return
         quiet, self._quiet = self._quiet, True
         try:
-            super()._set_axes(list(self._plots))
+            with self._one_message():
+                super()._set_limits(group, limits)
         finally:
             self._quiet = quiet
 
-    def extent(self, name: str) -> Extent:
-        view = self._view(self.state)
+    def _limits(self, state: MosaicState) -> Extent:
+        view = self._view(state)
         return Extent(view["x_range"], view["y_range"], flip=True)
+
+    def extent(self, name: str) -> Extent:
+        return self._limits(self.state)
 
     # State in, tables out ----------------------------------------------------------------------
 
@@ -219,30 +228,16 @@ class MosaicViewer(Explorer[MosaicState]):
         )
         for name, levels in self._labels.items():
             data[name] = (("y", "x"), levels.read(level, y0, y1, x0, x1))
-        data.attrs |= {"opacity": state.opacity, "edges": self._edges(state)}
+        edges = tile_edges(
+            (state.x, state.y, state.width, tall),
+            self.shape,
+            state.tile,
+            halo=self.spec.halo_aligned if state.halo else None,
+            grid=state.grid,
+        )
+        data.attrs |= {"opacity": state.opacity, "edges": edges}
         data.attrs |= {"view": (state.x, state.y, state.width, tall)}
         return data
-
-    def _edges(self, state: MosaicState) -> list[tuple[float, float, float, float, str]]:
-        """Tile edges and the central tile's boxes, as segments with a colour."""
-        height, width = self.shape
-        right, bottom = state.x + state.width, state.y + self._height(state)
-        lines: list[tuple[float, float, float, float, str]] = []
-        xs = np.arange(max(0, state.x // state.tile) * state.tile, min(width, right), state.tile)
-        ys = np.arange(max(0, state.y // state.tile) * state.tile, min(height, bottom), state.tile)
-        if state.grid and len(xs) + len(ys) <= _MOST_EDGES:
-            lines += [(x, 0.0, x, float(height), "#FFFFFF") for x in xs]
-            lines += [(0.0, y, float(width), y, "#FFFFFF") for y in ys]
-        if state.halo:
-            left = np.clip((state.x + right) / 2, 0, width - 1) // state.tile * state.tile
-            top = np.clip((state.y + bottom) / 2, 0, height - 1) // state.tile * state.tile
-            margin = self.spec.halo_aligned
-            for grow, colour in ((0, OKABE_ITO["black"]), (margin, OKABE_ITO["yellow"])):
-                x0, x1 = max(0, left - grow), min(width, left + state.tile + grow)
-                y0, y1 = max(0, top - grow), min(height, top + state.tile + grow)
-                lines += [(x0, y0, x1, y0, colour), (x0, y1, x1, y1, colour)]
-                lines += [(x0, y0, x0, y1, colour), (x1, y0, x1, y1, colour)]
-        return lines
 
     def plots(self, data: xr.Dataset) -> Mapping[str, Any]:
         panes = ["image", *self._labels, *(["error"] if len(self._labels) == 2 else [])]
@@ -257,49 +252,10 @@ class MosaicViewer(Explorer[MosaicState]):
             if name in self._labels:
                 key += (data.attrs["opacity"],)
             if self._shown.get(name, (None,))[0] != key:
-                pixels = self._pixels(name, data)
-                self._shown[name] = (key, self._pane(name, pixels, data))
+                pixels = pane_pixels(name, data, self._palette)
+                self._shown[name] = (key, pane(name, pixels, data, self.pane))
             plots[name] = self._shown[name][1]
         return plots
-
-    def _pixels(self, name: str, data: xr.Dataset) -> Array:
-        """What a pane shows, (y, x, 3) uint8."""
-        image: Array = data["image"].values
-        if name == "image":
-            return image
-        if name == "error":
-            truth, prediction = data["truth"].values, data["prediction"].values
-            error = np.where((truth != prediction)[..., None], _WRONG, _RIGHT)
-            error[(truth == IGNORE) | (prediction == IGNORE)] = 255
-            return error.astype(np.uint8)
-        labels = data[name].values
-        share = np.where(labels == IGNORE, 0.0, data.attrs["opacity"])[..., None]
-        blended: Array = image * (1 - share) + self._palette[labels] * share
-        return blended.astype(np.uint8)
-
-    def _pane(self, name: str, pixels: Array, data: xr.Dataset) -> hv.Overlay:
-        titles = {
-            "image": "Image",
-            "truth": "Truth",
-            "prediction": "Prediction",
-            "error": "Error: orange is wrong, white is ignored",
-        }
-        dims = ["x", "y"]
-        picture = hv.RGB(pixels[::-1], kdims=dims, bounds=data.attrs["bounds"])
-        edges = hv.Segments(data.attrs["edges"], ["x", "y", "x1", "y1"], "colour")
-        return hv.Overlay([picture, edges.opts(color="colour", line_width=1.5)]).opts(
-            title=titles[name],
-            frame_width=self.pane[0],
-            frame_height=self.pane[1],
-            invert_yaxis=True,
-            padding=0,
-            apply_ranges=False,
-            xlabel="",
-            ylabel="",
-            default_tools=["pan", "wheel_zoom"],
-            active_tools=["pan", "wheel_zoom"],
-            show_legend=False,
-        )
 
     def still(self, plot: Any) -> Any:
         x, y, width, height = self.data.attrs["view"]

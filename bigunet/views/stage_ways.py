@@ -9,11 +9,20 @@ from typing import Any
 
 from bigunet.balance import balance
 from bigunet.cost import micro_batch_rows
-from bigunet.errors import SpecError, fail
+from bigunet.errors import PlanError, SpecError, fail
+from bigunet.plan import Placement, Plan, devices_of
 from bigunet.planner import balanced_plan, find_plan
 from bigunet.views.stage_tables import StageSetting, StageState
 
-__all__ = ["MOST_STAGES", "WAYS", "balanced", "by_time", "state_from_dict", "state_to_dict"]
+__all__ = [
+    "MOST_STAGES",
+    "WAYS",
+    "balanced",
+    "by_time",
+    "state_from_dict",
+    "state_from_plan",
+    "state_to_dict",
+]
 
 MOST_STAGES = 12
 
@@ -119,3 +128,37 @@ def state_from_dict(setting: StageSetting, values: Mapping[str, Any]) -> StageSt
         fail(SpecError, rule="height is ms or GiB", got=state.height, remedy=remedy)
     setting.plan(state)  # refuses all the rest
     return state
+
+
+def state_from_plan(setting: StageSetting, state: StageState, plan: Plan) -> StageState:
+    """The state that a plan stands for; where its machine is not known here, that of `state`.
+
+    Raises
+    ------
+    PlanError : for a plan of another network, batch or skip route, or on devices dealt otherwise.
+    SpecError : for more stages than can be shown.
+    """
+    own = setting.plan(state)
+    placement: Placement = "straight"
+    if plan.num_devices < plan.num_stages:
+        placement = "folded"
+    same = all(getattr(plan, n) == getattr(own, n) for n in ("spec", "shape_BCHW", "skips"))
+    if not same or plan.devices != devices_of(placement, plan.num_stages):
+        fail(
+            PlanError,
+            rule=f"the plan is of this network on {setting.shape_BCHW}, its skips {setting.skips}, "
+            "its stages straight or folded",
+            got=f"{plan.shape_BCHW}, {plan.skips}, devices {plan.devices}",
+            remedy="Make an explorer of the plan's own network and batch.",
+        )
+    names = [row.name for row in setting.table]
+    values = _about(setting) | {
+        "cuts": [names.index(first) for first, _ in plan.stages[1:]],
+        "micro_batches": plan.micro_batches,
+        "schedule": plan.schedule,
+        "placement": placement,
+        "recompute": plan.train.recompute,
+        "machine": plan.machine if plan.machine in setting.all_machines else state.machine,
+        "height": state.height,
+    }
+    return state_from_dict(setting, values)

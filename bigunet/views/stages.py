@@ -22,13 +22,20 @@ from bigunet.spec import Recompute, TrainSpec, UNetSpec
 from bigunet.views.kit import Explorer, Row
 from bigunet.views.stage_plots import plot_devices, plot_layers, plot_timeline
 from bigunet.views.stage_spans import cut_spans, set_spans
-from bigunet.views.stage_tables import StageSetting, StageState, moved_cut, stage_tables
+from bigunet.views.stage_tables import (
+    StageSetting,
+    StageState,
+    launch_script,
+    moved_cut,
+    stage_tables,
+)
 from bigunet.views.stage_ways import (
     MOST_STAGES,
     WAYS,
     balanced,
     by_time,
     state_from_dict,
+    state_from_plan,
     state_to_dict,
 )
 
@@ -133,6 +140,9 @@ class StageExplorer(Explorer[StageState]):
     def from_dict(self, values: Mapping[str, Any]) -> StageState:
         return state_from_dict(self.setting, values)
 
+    def from_plan(self, plan: Plan) -> StageState:
+        return state_from_plan(self.setting, self.state, plan)
+
     # State in, tables out ----------------------------------------------------------------------
 
     def tables(self, state: StageState) -> xr.Dataset:
@@ -187,9 +197,9 @@ class StageExplorer(Explorer[StageState]):
         return text
 
     def exports(self) -> dict[str, str]:
-        """Beside the state and the table: the plan, and the command that runs it."""
-        command = f"#!/bin/sh\n{self.data.attrs['command']}\n"
-        return super().exports() | {"plan.yaml": self.plan.to_yaml(), "run.sh": command}
+        """Beside the state and the table: the plan, and the script that runs it."""
+        script = launch_script(self.plan)
+        return super().exports() | {"plan.yaml": self.plan.to_yaml(), "run.sh": script}
 
     # Widgets -----------------------------------------------------------------------------------
 
@@ -276,7 +286,11 @@ class StageExplorer(Explorer[StageState]):
     def _draw(self, names: Sequence[str]) -> None:
         with self._one_message():
             super()._draw(names)
-            set_spans(self._spans, self.state.cuts, self._held)
+            quiet, self._quiet = self._quiet, True
+            try:
+                set_spans(self._spans, self.state.cuts, self._held)
+            finally:
+                self._quiet = quiet
 
     # Lines that are dragged --------------------------------------------------------------------
 

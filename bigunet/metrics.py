@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 import xarray as xr
-from torchmetrics.classification import MulticlassConfusionMatrix
 
 from bigunet.errors import SceneError, fail
 from bigunet.scenes import iter_blocks, read_labels
@@ -22,6 +21,9 @@ class Confusion:
     def __init__(self, num_classes: int, ignore: int = 255) -> None:
         self.num_classes, self.ignore = num_classes, ignore
         self.matrix = torch.zeros(num_classes, num_classes, dtype=torch.int64)
+        # Here, since it takes seconds to import: ranks that only train need not wait for it.
+        from torchmetrics.classification import MulticlassConfusionMatrix
+
         self._metric = MulticlassConfusionMatrix(num_classes, validate_args=False)
 
     def add(self, predicted: np.ndarray, truth: np.ndarray) -> None:

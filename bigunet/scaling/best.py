@@ -215,6 +215,7 @@ def best(
     all_reduce: AllReduce = "end",
     algorithm: Algorithm = "auto",
     pixel_bytes: float = 1.0,
+    search: bool = True,
 ) -> Choice:
     """The fastest way to run a step on `gpus` GPUs that fits their memory.
 
@@ -229,6 +230,7 @@ def best(
     setting = Setting.of(
         spec, scene_shape, train, machine, cost=cost, images=images, weak=weak, cropped=cropped,
         schedule=schedule, all_reduce=all_reduce, algorithm=algorithm, pixel_bytes=pixel_bytes,
+        search=search,
     )  # fmt: skip
     setting.check_gpus(gpus)
     space = space or Space()

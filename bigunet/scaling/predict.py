@@ -40,6 +40,7 @@ def predict(
     all_reduce: AllReduce = "end",
     algorithm: Algorithm = "auto",
     pixel_bytes: float = 1.0,
+    search: bool = True,
 ) -> xr.Dataset:
     """Predict one step: the gradient of the mean loss over `images` whole images, and the update.
 
@@ -65,6 +66,7 @@ def predict(
     algorithm : of the sums, see `bigunet.scaling.collective`; "auto" takes the fastest for each
         message, and "hierarchical" falls back to it where nodes are unevenly filled.
     pixel_bytes : bytes of a pixel of one band in the file.
+    search : whether pipelines' cuts are searched for, or only balanced, which is quicker.
 
     Returns
     -------
@@ -86,6 +88,7 @@ def predict(
     setting = Setting.of(
         spec, scene_shape, train, machine, cost=cost, images=images, weak=weak, cropped=cropped,
         schedule=schedule, all_reduce=all_reduce, algorithm=algorithm, pixel_bytes=pixel_bytes,
+        search=search,
     )  # fmt: skip
     strategy = check_strategy(strategy)
     for name, value in (("stages", stages), ("micro_batches", micro_batches), ("tile", tile)):

@@ -56,7 +56,7 @@ def tile_seconds(spec: UNetSpec, tile: Tile, *, bare: bool = False) -> float:
     return float(costs.forward_seconds.sum() + costs.backward_seconds.sum())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     spec=SPECS,
     sides=st.tuples(st.integers(16, 260), st.integers(16, 260)),
@@ -97,15 +97,12 @@ def test_kinds_and_shares_are_those_of_the_actual_tiles(
         lambda: kinds.grid.ravel().tolist(),
     )
     dealt = deal_tiles(tiles, num_ranks)
-    ours = Counter(
-        {tuple(row): int(n) for row, n in zip(shares.tiles.tolist(), shares.ranks, strict=True)}
-    )
     grid = kinds.grid.ravel()
     theirs = Counter(
         tuple(np.bincount(grid[list(share)], minlength=len(kinds.count)).tolist())
         for share in dealt
     )
-    assert sum(ours.values()) == num_ranks
+    assert shares.num_ranks == num_ranks
     merged: Counter[tuple[int, ...]] = Counter()
     for row, n in zip(shares.tiles.tolist(), shares.ranks, strict=True):
         merged[tuple(row)] += int(n)

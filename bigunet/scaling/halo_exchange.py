@@ -33,14 +33,14 @@ def block_grid(height: int, width: int, gpus: int) -> tuple[int, int, int, int]:
     """(rows, columns, block height, block width) of `gpus` blocks, in units of the stride.
 
     Of all ways to write `gpus` as a product, the one whose largest block is smallest and, of
-    those, has the shortest inner border.
+    those, has the shortest borders inside the image.
     """
     ways = []
     for rows in range(1, gpus + 1):
         if gpus % rows == 0:
             columns = gpus // rows
             h, w = -(-height // rows), -(-width // columns)
-            border = h * (columns > 1) + w * (rows > 1)
+            border = (rows - 1) * width + (columns - 1) * height
             ways.append((h * w, border, rows, columns, h, w))
     _, _, rows, columns, h, w = min(ways)
     return rows, columns, h, w

@@ -18,7 +18,7 @@ from bigunet.scaling.collective import members_of
 from bigunet.scaling.deal import Shares, deal_kinds
 from bigunet.scaling.messages import ddp_buckets, gradient_buckets, small_messages
 from bigunet.scaling.setting import Outcome, Setting, misfit, sum_of, terms_of, unfit
-from bigunet.scaling.work import Passes, passes, rank_seconds
+from bigunet.scaling.work import Passes, Timed, passes, rank_seconds
 from bigunet.spec import TrainSpec, UNetSpec
 from bigunet.tiles import Tile, tile_image
 
@@ -30,6 +30,7 @@ __all__ = [
     "sample_parallel",
     "shares_of",
     "tile_peak",
+    "timed",
 ]
 
 Floats = NDArray[np.float64]
@@ -46,6 +47,20 @@ def kinds_of(setting: Setting, tile: int) -> TileKinds:
             stackable=setting.train.batch > 1,
         )  # fmt: skip
     return cast(TileKinds, setting.memo[key])
+
+
+def timed(setting: Setting, tile: int) -> Timed:
+    """Forward and backward seconds of a batch of tiles of each of `kinds_of`; kept."""
+
+    def seconds(batch: int, bare: bool) -> tuple[Floats, Floats]:
+        key = ("timed", setting.shape, tile, batch, bare)
+        if key not in setting.memo:
+            kinds = kinds_of(setting, tile)
+            each = passes(setting.spec, setting.cost, kinds, batch, bare=bare)
+            setting.memo[key] = each.forward.sum(axis=0), each.backward.sum(axis=0)
+        return cast("tuple[Floats, Floats]", setting.memo[key])
+
+    return seconds
 
 
 def shares_of(setting: Setting, kinds: TileKinds, gpus: int) -> Shares:
@@ -121,7 +136,7 @@ def sample_parallel(
     have = machine.processor.memory_bytes
     if only_fitting and peak > have:
         return unfit(gpus, peak, f"a tile {misfit(peak, have)}", tile=tile)
-    ranks = rank_seconds(spec, train, setting.cost, kinds, shares)
+    ranks = rank_seconds(train, shares, timed(setting, tile))
     members = members_of(gpus, machine.num_devices, machine.per_socket)
     images = setting.num_images(gpus)
     num_tiles = kinds.num_tiles * images

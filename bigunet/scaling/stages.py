@@ -17,12 +17,10 @@ from bigunet.geometry import padded_size
 from bigunet.layers import LayerRow, layer_table
 from bigunet.machines import Link, Machine
 from bigunet.planner import cut_problem
-from bigunet.scaling.axis import tile_kinds
 from bigunet.scaling.collective import members_of
 from bigunet.scaling.messages import message_sizes
-from bigunet.scaling.sample_parallel import reading
+from bigunet.scaling.sample_parallel import kinds_of, reading, timed
 from bigunet.scaling.setting import Outcome, Setting, misfit, sum_of, terms_of, unfit
-from bigunet.scaling.work import passes
 from bigunet.search import best_cuts
 from bigunet.stage_memory import row_memory
 from bigunet.tiles import Tile, check_core, inner_tile
@@ -76,7 +74,7 @@ def read_box(setting: Setting, tile: int) -> tuple[tuple[int, int], Tile | None]
     spec, train = setting.spec, setting.train
     sides = check_core(tile, spec)
     padded = tuple(padded_size(n, spec.stride) for n in setting.shape)
-    tile_kinds(spec, setting.shape, tile, halo=0)  # checks the size
+    kinds_of(setting, tile)  # checks the size
     margin = padded_size(spec.halo if train.halo is None else train.halo, spec.stride)
     read = (min(sides[0] + 2 * margin, padded[0]), min(sides[1] + 2 * margin, padded[1]))
     key = ("inner", tile)
@@ -242,7 +240,7 @@ def stages(
     spec, train, machine = setting.spec, setting.train, setting.machine
     num = default_stages(setting, gpus) if num_stages is None else num_stages
     images = setting.num_images(gpus)
-    kinds = tile_kinds(spec, setting.shape, tile, halo=0)
+    kinds = kinds_of(setting, tile)
     num_tiles = kinds.num_tiles * images
     if num > gpus:
         return unfit(
@@ -266,8 +264,8 @@ def stages(
 
     # What a tile costs, without and with its halo, shared out over all GPUs.
     again = {"none": 0.0, "block": 1.0, "stage": 1.0, "except_last": 1 - 1 / count}
-    each = passes(spec, setting.cost, kinds, train.batch, bare=True)
-    bare = each.forward.sum(axis=0) * (1 + again[train.recompute]) + each.backward.sum(axis=0)
+    forward, backward = timed(setting, tile)(train.batch, True)
+    bare = forward * (1 + again[train.recompute]) + backward
     compute = float(bare @ kinds.count) * images / train.batch / gpus
     useful = num_tiles * work.busy * num / (count * train.batch) / gpus
     exposed, sent = _reduce(setting, work, pipelines, num, num_tiles)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -14,7 +15,7 @@ from bigunet.scaling.axis import TileKinds
 from bigunet.scaling.deal import Shares
 from bigunet.spec import TrainSpec, UNetSpec
 
-__all__ = ["Passes", "RankSeconds", "passes", "rank_seconds"]
+__all__ = ["Passes", "RankSeconds", "Timed", "passes", "rank_seconds"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -103,10 +104,13 @@ class RankSeconds:
         return float(values @ self.shares.ranks) / self.shares.num_ranks
 
 
-def rank_seconds(
-    spec: UNetSpec, train: TrainSpec, cost: CostModel, kinds: TileKinds, shares: Shares
-) -> RankSeconds:
+Timed = Callable[[int, bool], tuple[Floats, Floats]]
+
+
+def rank_seconds(train: TrainSpec, shares: Shares, timed: Timed) -> RankSeconds:
     """Seconds of the tiles of each group of ranks.
+
+    `timed(batch, bare)` are the forward and backward seconds of a batch of tiles of each kind.
 
     A rank runs up to `train.batch` tiles of one kind at once. A loss with Dice runs the forward
     pass twice, unless the rank has one batch only (see `bigunet.sample_parallel.step`).
@@ -114,13 +118,14 @@ def rank_seconds(
     full, rest = np.divmod(shares.tiles, train.batch)
     stacks = full.sum(axis=1) + (rest > 0).sum(axis=1)
     twice = np.where(stacks > 1, 1.0, 0.0)[:, None] * ("dice" in train.loss)
+    again = train.recompute in ("block", "stage")
     sums = []
     for bare in (False, True):
         total = np.zeros(shares.tiles.shape)
         sizes = [(full, train.batch), *(((rest == n) * 1, n) for n in range(1, train.batch))]
         for number, batch in sizes:
             if number.any():
-                each = passes(spec, cost, kinds, batch, bare=bare)
-                total += number * (each.total(train) + twice * each.forward.sum(axis=0))
+                forward, backward = timed(batch, bare)
+                total += number * (forward * (1 + again + twice) + backward)
         sums.append(total.sum(axis=1))
     return RankSeconds(shares, sums[0], sums[1], stacks)

@@ -4,6 +4,7 @@ from bigunet.views.halo import HaloExplorer, HaloState, tile_costs
 from bigunet.views.kit import Explorer
 from bigunet.views.memory import MemoryExplorer, MemoryState, memory_by_depth
 from bigunet.views.mosaic import MosaicState, MosaicViewer
+from bigunet.views.scaling import ScalingExplorer, ScalingState
 from bigunet.views.setup import setup
 from bigunet.views.stage_tables import launch_command
 from bigunet.views.stages import StageExplorer, StageState
@@ -17,6 +18,8 @@ __all__ = [
     "MemoryState",
     "MosaicState",
     "MosaicViewer",
+    "ScalingExplorer",
+    "ScalingState",
     "StageExplorer",
     "StageState",
     "Still",

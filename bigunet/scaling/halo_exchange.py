@@ -109,9 +109,9 @@ def _rough_peak(
     Squares of few sizes stand for many blocks where only the answer counts, not the bytes.
     """
     stride = spec.stride
-    step = 4 * math.log2(math.sqrt(block[0] * block[1]) / stride)
+    step = 2 * math.log2(math.sqrt(block[0] * block[1]) / stride)
     for power in (math.ceil(step + 0.5), math.floor(step - 0.5)):
-        side = stride * max(1, round(2 ** (power / 4)))
+        side = stride * max(1, round(2 ** (power / 2)))
         peak = _block_peak(spec, train, side, side, batch, keep, device)
         larger = side * side >= block[0] * block[1]
         if (peak <= have) == larger:

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bigunet.balance import balance
 from bigunet.cost import RowCosts
@@ -32,6 +33,7 @@ __all__ = ["StageWork", "default_micro_batches", "default_stages", "stage_work",
 _MICRO_BATCHES = 4
 # The planner's search takes long for more; then stages are balanced by their time only.
 _MOST_PLANNED = 16
+Ints = NDArray[np.int64]
 _FREE = Link("same device", math.inf)
 
 
@@ -183,6 +185,10 @@ def _cuts(setting: Setting, problem: CutProblem, key: tuple[object, ...]) -> tup
         weights = stage_bytes(first, first + 1, in_flight=held, stage=0)
         return balance([float(w) for w in weights], num)
 
+    # More than fits in all, however it is cut: no use to look for the best way.
+    whole = stage_bytes(0, len(seconds), in_flight=1, stage=0)
+    if not setting.search and whole > num * problem.memory_limit:
+        return even
     return _kept(setting, ("by bytes", *key), by_bytes)
 
 
@@ -195,12 +201,34 @@ def _kept(
 
 
 def _work(problem: CutProblem, table: Sequence[LayerRow], cuts: tuple[int, ...]) -> StageWork:
-    num, micro_batches = problem.num_stages, problem.micro_batches
     at = np.array([cuts])
+    even, uneven = _without_transfers(problem, at)
+    sent = sum(float(b[0]) for b in transfer_bytes(problem, at).values())
+    return StageWork(
+        float(step_seconds(problem, at)[0]),
+        even,
+        uneven,
+        float(problem.work_before[-1]) / problem.num_stages,
+        cuts,
+        tuple(sum(row.parameters for row in table[a:b]) for a, b in pairwise(cuts)),
+        tuple(int(b) for b in peak_bytes(problem, at)[0]),
+        2 * problem.micro_batches * sent,
+    )
+
+
+def _without_transfers(problem: CutProblem, at: Ints) -> tuple[float, float]:
+    """Seconds with equal stages, and with the true ones, where sending costs nothing."""
+    num, more = problem.num_stages, problem.micro_batches - 1
+    if problem.exact_closed_form and problem.recompute in ("none", "block"):
+        # The closed form of `bigunet.cuts.step_seconds` without its links.
+        forward = np.diff(problem.forward_before[at[0]])
+        backward = np.diff(problem.backward_before[at[0]])
+        total = float(forward.sum() + backward.sum())
+        return total * (1 + more / num), total + more * float(forward.max() + backward.max())
     nothing = np.zeros_like(problem.output_bytes)
     free = replace(problem, link=_no_link, skips=(), output_bytes=nothing)
-    # As many equal rows as stages: the schedule's own idle time.
     costs = problem.costs
+    # As many equal rows as stages.
     equal = replace(
         free,
         costs=RowCosts(
@@ -209,17 +237,8 @@ def _work(problem: CutProblem, table: Sequence[LayerRow], cuts: tuple[int, ...])
         ),
         output_bytes=np.zeros(num, dtype=np.int64),
     )
-    sent = sum(float(b[0]) for b in transfer_bytes(problem, at).values())
-    return StageWork(
-        float(step_seconds(problem, at)[0]),
-        float(step_seconds(equal, np.arange(num + 1)[None])[0]),
-        float(step_seconds(free, at)[0]),
-        float(problem.work_before[-1]) / num,
-        cuts,
-        tuple(sum(row.parameters for row in table[a:b]) for a, b in pairwise(cuts)),
-        tuple(int(b) for b in peak_bytes(problem, at)[0]),
-        2 * micro_batches * sent,
-    )
+    even = step_seconds(equal, np.arange(num + 1)[None])
+    return float(even[0]), float(step_seconds(free, at)[0])
 
 
 def _no_link(_source: int, _target: int) -> Link:

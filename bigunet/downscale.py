@@ -52,7 +52,8 @@ def average(block: Array, nodata: float | None = None) -> Array:
     Pixels outside the image, NaN and nodata do not count; a square with nothing else gets nodata,
     NaN, or 0.
     """
-    kind, height, width = block.dtype.kind, *block.shape[-2:]
+    kind = block.dtype.kind
+    height, width = block.shape[-2:]
     if nodata is None and kind in "iu" and height % 2 == width % 2 == 0:
         # The same, several times as fast.
         wide = np.int64 if block.dtype.itemsize > 2 else np.int32

@@ -74,7 +74,8 @@ def write(lab: Lab, name: str, cells: Sequence[str]) -> str:
 def measured(page: Page, case: Case, mode: str) -> Latency:
     found = explorer(page, case.title, live=mode == "live")
     control = found.locator(".noUi-handle:visible").nth(case.handle)
-    times = key_to_pixels(page, found, control, ["ArrowLeft", "ArrowRight"] * 10)
+    keys = ["ArrowLeft", "ArrowRight"] * 10
+    times = key_to_pixels(page, found, control, keys, wait_ms=max(500.0, 2 * case.last_ms))
     print(f"\n{case.name}, {mode}: {times}")
     shoot(page, f"latency-{mode}-{case.name}")
     return times

@@ -20,7 +20,14 @@ from bigunet.errors import PlanError
 from bigunet.plan import Plan
 from bigunet.scenes import ClassTable
 from bigunet.spec import TrainSpec, UNetSpec
-from bigunet.views import Explorer, HaloExplorer, MemoryExplorer, MosaicViewer, StageExplorer
+from bigunet.views import (
+    Explorer,
+    HaloExplorer,
+    MemoryExplorer,
+    MosaicViewer,
+    ScalingExplorer,
+    StageExplorer,
+)
 
 SPEC = UNetSpec(levels=3, channels=4)
 
@@ -36,10 +43,15 @@ def stages() -> StageExplorer:
     return StageExplorer(SPEC, (4, 3, 64, 64), stages=3, micro_batches=2)
 
 
+def scaling() -> ScalingExplorer:
+    return ScalingExplorer(SPEC, TrainSpec(tile=64), image=512, images=4, machine="p40")
+
+
 MAKE: dict[str, Callable[[], Explorer[Any]]] = {
     "HaloExplorer": lambda: HaloExplorer(SPEC, tile=64),
     "MemoryExplorer": lambda: MemoryExplorer(SPEC, image=512, tile=64),
     "MosaicViewer": mosaic,
+    "ScalingExplorer": scaling,
     "StageExplorer": stages,
 }
 # A control and values for it.
@@ -47,6 +59,7 @@ STEPS = {
     "HaloExplorer": ("levels", (4, 2)),
     "MemoryExplorer": ("channels", (9, 5)),
     "MosaicViewer": ("opacity", (0.2, 0.4)),
+    "ScalingExplorer": ("gpus", (4, 2)),
     "StageExplorer": ("cut1", (4, 2)),
 }
 
@@ -106,8 +119,8 @@ def test_controls_pictures_tables_and_files_are_there(explorer: Explorer[Any]) -
         "explorer: {name}\nversion: 1\nstate: [1]",
         "explorer: {name}\nversion: 1\nstate: {{unknown: 1}}",
         "explorer: {name}\nversion: 1\nstate: {{1: 2}}",
-        "version: 99\nstages: []",
-        "version: 1\nstages: [[a, b]]",
+        "bigunet_plan: 99",
+        "bigunet_plan: 1\nstages: [[a, b]]",
     ],
 )
 def test_a_file_that_is_none_is_said_and_the_view_kept(explorer: Explorer[Any], text: str) -> None:
@@ -145,6 +158,7 @@ def test_no_field_of_an_export_brings_more_than_words(
         ("HaloExplorer", "levels", 8, "stride 128"),
         ("MemoryExplorer", "levels", 8, "stride 128"),
         ("MemoryExplorer", "tile", 66, "stride 4"),
+        ("ScalingExplorer", "levels", 8, "stride 128"),
     ],
 )
 def test_what_cannot_be_is_said_and_undo_takes_the_controls_back(
@@ -249,6 +263,10 @@ def test_plans_are_shown() -> None:
     upload(memory, text)
     assert memory.message == ""
     assert (memory.state.spec, memory.state.image, memory.state.train.batch) == (SPEC, 64, 4)
+    scaled = scaling()
+    upload(scaled, text)
+    assert scaled.message == ""
+    assert (scaled.state.strategy, scaled.state.gpus) == ("pipeline", 4)
 
 
 def test_plans_that_cannot_be_shown_are_refused_in_words() -> None:
@@ -256,7 +274,7 @@ def test_plans_that_cannot_be_shown_are_refused_in_words() -> None:
     shown = stages()
     upload(shown, other)
     assert "network" in shown.message
-    upload(shown, re.sub(r"^version: .*", "version: 99", plan().to_yaml(), flags=re.M))
+    upload(shown, re.sub(r"^bigunet_plan: .*", "bigunet_plan: 99", plan().to_yaml(), flags=re.M))
     assert "version" in shown.message
     with pytest.raises(PlanError, match="shows no plans"):
         mosaic().load(other)

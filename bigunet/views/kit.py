@@ -208,7 +208,7 @@ class Explorer(OnPage, Generic[S]):
             content = yaml.safe_load(text)
         except yaml.YAMLError as error:
             fail(SpecError, rule=rule, got=str(error).splitlines()[0], remedy=remedy)
-        if isinstance(content, dict) and "explorer" not in content and "stages" in content:
+        if isinstance(content, dict) and "bigunet_plan" in content:
             return self.from_plan(Plan.from_dict(content))
         kind = content.get("explorer") if isinstance(content, dict) else None
         if (

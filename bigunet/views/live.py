@@ -47,7 +47,7 @@ class _Compact(Serializer):
         return super()._encode_bytes(obj)
 
 
-class LiveFigure(BokehModel):  # type: ignore[misc]
+class LiveFigure(BokehModel):
     """The widget of one Bokeh model."""
 
     _held: list[Any] | None = None

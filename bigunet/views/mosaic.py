@@ -118,11 +118,13 @@ class MosaicViewer(Explorer[MosaicState]):
         state: MosaicState = super().build(values)
         numbers = (state.opacity, state.tile, state.x, state.y, state.width)
         real = all(isinstance(n, int | float) and np.isfinite(n) for n in numbers)
+        real = real and all(isinstance(b, bool) for b in (state.grid, state.halo))
         if not real or not 0 <= state.opacity <= 1 or state.width < 1:
             fail(
                 SpecError,
-                rule="a view is finite numbers, its opacity from 0 to 1, its width at least 1",
-                got=numbers,
+                rule="a view is finite numbers, its opacity from 0 to 1, its width at least 1; "
+                "grid and halo are true or false",
+                got=(*numbers, state.grid, state.halo),
                 remedy="Choose a file that MosaicViewer exported.",
             )
         check_core(state.tile, self.spec)

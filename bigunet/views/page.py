@@ -26,7 +26,7 @@ STYLE = """<style>
 .bigunet-legend li { display: flex; align-items: baseline; }
 .bigunet-legend span { flex: none; width: 12px; height: 12px; margin-right: 6px;
   border: 1px solid #444; position: relative; top: 2px; }
-.bigunet-links a { margin-right: 12px; text-decoration: underline; }
+.bigunet-links a { margin-right: 12px; text-decoration: underline; white-space: nowrap; }
 </style>"""
 
 # Files that are told apart by more than their kind.

@@ -6,7 +6,6 @@ import csv
 import html
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import ipywidgets as widgets
@@ -22,7 +21,13 @@ from bigunet.scaling.setting import Strategy
 from bigunet.spec import TrainSpec, UNetSpec
 from bigunet.views.kit import Explorer, Row
 from bigunet.views.scaling_launch import best_plan, launch_line, run_script
-from bigunet.views.scaling_plots import plot_efficiency, plot_map, plot_speedup, plot_terms
+from bigunet.views.scaling_plots import (
+    map_cell,
+    plot_efficiency,
+    plot_map,
+    plot_speedup,
+    plot_terms,
+)
 from bigunet.views.scaling_tables import (
     ScalingSetting,
     ScalingState,
@@ -157,8 +162,7 @@ class ScalingExplorer(Explorer[ScalingState]):
     def plots(self, data: xr.Dataset) -> Mapping[str, Any]:
         a = data.attrs
         # The map changes with few controls; where it does not, it is not drawn again.
-        shown = (id(self._map), a["chosen"] if self._map is not None else 0, a["image"],
-                 a.get("map_stale"), a["machine"])  # fmt: skip
+        shown = (id(self._map), map_cell(data), a.get("map_stale"), a["machine"])
         if self._map_drawn[0] != shown:
             self._map_drawn = shown, plot_map(data)
         return {
@@ -370,7 +374,7 @@ def describe(data: xr.Dataset) -> str:
     if "best" in a:
         text += f"Best here: {a['best']}, {a['best_seconds']:,.3g} s a step. Runner-up: {a['why']}."
         if a["best_strategy"] == "halo-exchange":
-            text += " (halo-exchange is a model only; the plan and the command are the runner-up's.)"
+            text += " (halo-exchange is a model only: plan and command are the runner-up's.)"
     if "measured_same" in a:
         own = "this setting" if a["measured_same"] else "ANOTHER setting"
         text += f" Measured points are of {own}: {a['measured_about']}."

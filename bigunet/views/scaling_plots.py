@@ -14,7 +14,8 @@ from bigunet.scaling import STRATEGIES
 from bigunet.views.colours import GREY, LIGHT, OKABE_ITO, TEXT
 from bigunet.views.hatch import hatch
 
-__all__ = ["LETTERS", "TERM_COLOURS", "plot_efficiency", "plot_map", "plot_speedup", "plot_terms"]
+__all__ = ["LETTERS", "TERM_COLOURS", "map_cell", "plot_efficiency", "plot_map",
+           "plot_speedup", "plot_terms"]  # fmt: skip
 
 Floats = NDArray[np.float64]
 Text = tuple[float, float, str]
@@ -39,7 +40,7 @@ TERM_COLOURS = {
     "transfers": OKABE_ITO["black"],
     "reading": OKABE_ITO["green"],
 }
-_WIDTH = 560
+_WIDTH = 600
 _FIXED: dict[str, Any] = {
     "frame_width": _WIDTH,
     "apply_ranges": False,
@@ -50,29 +51,26 @@ _FIXED: dict[str, Any] = {
 }
 # Where no reader looks: an element needs an item, for HoloViews to know its columns' kinds.
 _AWAY = -99.0
+# Along which share of its curve a strategy's letter stands.
+_LETTER_AT = (0.45, 0.6, 0.9, 0.3)
 # Room for texts at the right, as a share of the axis of GPUs.
-_ROOM = 0.5
+_ROOM = 0.62
 
 
 def plot_speedup(data: xr.Dataset) -> hv.Overlay:
     """Speed-up by GPUs, both logarithmic: a curve a strategy, dashed where memory does not hold."""
     last = math.log10(int(data["gpus"].values[-1]))
-    values = np.log10(data["speedup"].values, where=data["speedup"].values > 0,
-                      out=np.full(data["speedup"].shape, np.nan))  # fmt: skip
-    top = max(last + 0.15, 0.4)
-    low = -0.4
+    speedup = data["speedup"].values
+    values = np.log10(speedup, where=speedup > 0, out=np.full(speedup.shape, np.nan))
+    low, top = -0.4, max(last + 0.15, 0.4)
     ideal = np.array([[0.0], [0.0], [last], [last]])
-    measured = np.log10(data["measured_speedup"].values) if "measured_gpus" in data else []
-    ticks = [(float(p), f"{10**p:,}") for p in range(int(top) + 1)]
-    at = _legend_at(data, low, top)
-    chosen = data["speedup"].sel(gpus=data.attrs["chosen"]).values
-    legend = [f"{v:,.1f} x" if math.isfinite(v) else "none" for v in chosen]
-    return _curves(
-        data, values, ideal, measured, legend, at, (low, top), letters_up=0.05 * (top - low)
-    ).opts(
+    measured: Any = np.log10(data["measured_speedup"].values) if "measured_gpus" in data else []
+    legend = [_times(v) for v in speedup[:, _chosen(data)].tolist()]
+    return _curves(data, values, ideal, measured, legend, (low, top), 0.05 * (top - low)).opts(
         title=f"Speed-up over one GPU by the same strategy ({_kind(data)})",
         frame_height=240,
-        yticks=ticks,
+        ylim=(low, top),
+        yticks=[(float(p), f"{10**p:,}") for p in range(int(top) + 1)],
         ylabel="speed-up",
         **_gpu_axis(data),
         **_FIXED,
@@ -83,21 +81,26 @@ def plot_efficiency(data: xr.Dataset) -> hv.Overlay:
     """Speed-up divided by GPUs; the ideal is 1."""
     last = math.log10(int(data["gpus"].values[-1]))
     values = data["efficiency"].values
-    measured = data["measured_efficiency"].values if "measured_gpus" in data else []
+    measured: Any = data["measured_efficiency"].values if "measured_gpus" in data else []
     ideal = np.array([[0.0], [1.0], [last], [1.0]])
-    chosen = data["efficiency"].sel(gpus=data.attrs["chosen"]).values
-    legend = [f"{100 * v:.0f} %" if math.isfinite(v) else "none" for v in chosen]
+    now = values[:, _chosen(data)].tolist()
+    legend = [f"{100 * v:.0f} %" if math.isfinite(v) else "none" for v in now]
     limits = (0.0, 1.3)
-    return _curves(
-        data, values, ideal, measured, legend, _legend_at(data, *limits), limits, letters_up=0.07
-    ).opts(
+    return _curves(data, values, ideal, measured, legend, limits, 0.07).opts(
         title=f"Efficiency: speed-up divided by the GPUs ({_kind(data)})",
         frame_height=180,
+        ylim=limits,
         yticks=[(v / 4, f"{25 * v} %") for v in range(6)],
         ylabel="efficiency",
         **_gpu_axis(data),
         **_FIXED,
     )
+
+
+def _times(value: float) -> str:
+    if not math.isfinite(value):
+        return "none"
+    return f"{value:,.0f} x" if value >= 100 else f"{value:.1f} x"
 
 
 def _kind(data: xr.Dataset) -> str:
@@ -135,89 +138,90 @@ def _curves(
     ideal: Floats,
     measured: Any,
     legend: list[str],
-    at: list[tuple[float, float]],
     limits: tuple[float, float],
     letters_up: float,
 ) -> hv.Overlay:
     """Curves over the GPUs with the ideal, the chosen number and a legend of its values."""
     low, top = limits
     x, feasible = np.log10(data["gpus"].values.astype(float)), data["feasible"].values
-    chosen = math.log10(data.attrs["chosen"])
+    now = _chosen(data)
     start, _, end = _ends(data)
-    solid = [(ideal, GREY), (np.array([[chosen], [low], [chosen], [top]]), TEXT)]
-    dashed = []
-    texts: list[Text] = []
-    width = 0.05 * (end - start)
-    texts.append((*at[0], f"at {data.attrs['chosen']:,} GPUs:"))
+    at = _legend_at(data, low, top)
+    lines = [(ideal, GREY), (np.array([[x[now]], [low], [x[now]], [top]]), TEXT)]
+    texts: list[Text] = [(*at[0], f"at {data.attrs['chosen']:,} GPUs:")]
+    left, width = at[0][0], 0.05 * (end - start)
     for i, strategy in enumerate(STRATEGIES):
         name, colour = LETTERS[strategy], _COLOURS[strategy]
         kept = np.flatnonzero(np.isfinite(values[i]))
         ends = np.stack([x[kept[:-1]], values[i][kept[:-1]], x[kept[1:]], values[i][kept[1:]]])
         fits = feasible[i][kept[:-1]] & feasible[i][kept[1:]]
-        solid.append((ends[:, fits], colour))
-        dashed.append((ends[:, ~fits], colour))
-        for place in _letter_places(kept, i):
+        lines += [(ends[:, fits], colour), (_dashed(ends[:, ~fits]), colour)]
+        free = kept[kept != now]
+        if len(free):
+            place = free[round(_LETTER_AT[i] * (len(free) - 1))]
             texts.append((x[place] - 0.01 * end, values[i][place] + letters_up, name))
-        left, y = at[i + 1]
-        solid.append((np.array([[left], [y], [left + width], [y]]), colour))
-        over = "" if feasible[i][_chosen(data)] or legend[i] == "none" else ", too large"
+        y = at[i + 1][1]
+        lines.append((np.array([[left], [y], [left + width], [y]]), colour))
+        over = "" if feasible[i][now] or legend[i] == "none" else " (too large)"
         texts.append((left + 1.3 * width, y, f"{name} {strategy}: {legend[i]}{over}"))
-    left, y = at[5]
-    solid.append((np.array([[left], [y], [left + width], [y]]), GREY))
+    y = at[5][1]
+    lines.append((np.array([[left], [y], [left + width], [y]]), GREY))
     texts.append((left + 1.3 * width, y, "ideal"))
     points = np.array([[_AWAY], [_AWAY]])
     if len(measured):
-        x_measured = np.log10(data["measured_gpus"].values.astype(float))
-        own = "" if data.attrs["measured_same"] else ", other setting"
-        points = np.array([[*x_measured, at[6][0] + width / 2], [*measured, at[6][1]]])
+        numbers = np.log10(data["measured_gpus"].values.astype(float))
+        own = "" if data.attrs["measured_same"] else ", another setting"
+        points = np.array([[*numbers, left + width / 2], [*measured, at[6][1]]])
         texts.append((left + 1.3 * width, at[6][1], f"measured{own}"))
-    return hv.Overlay(
-        [
-            _lines(solid).opts(line_width=2.0),
-            _lines(dashed).opts(line_width=2.0, line_dash="dashed"),
-            hv.Scatter((points[0], points[1])).opts(color=TEXT, size=9),
-            _texts(texts),
-        ]
-    ).opts(ylim=limits)
+    dots = hv.Scatter((points[0], points[1])).opts(color=TEXT, size=9)
+    return hv.Overlay([_lines(lines), dots, _texts(texts)])
 
 
 def _chosen(data: xr.Dataset) -> int:
     return int(np.flatnonzero(data["gpus"].values == data.attrs["chosen"])[0])
 
 
-def _letter_places(kept: Any, number: int) -> list[int]:
-    """Where a curve carries its letter: each strategy at another place."""
-    if len(kept) < 2:
-        return [int(n) for n in kept]
-    return [int(kept[round(share * (len(kept) - 1))]) for share in (0.4 + 0.12 * number,)]
+def _dashed(ends: Floats) -> Floats:
+    """Each line as three dashes."""
+    x0, y0, x1, y1 = ends
+    shares = [(k / 3, (k + 0.55) / 3) for k in range(3)]
+    parts = [
+        np.stack([x0 + a * (x1 - x0), y0 + a * (y1 - y0), x0 + b * (x1 - x0), y0 + b * (y1 - y0)])
+        for a, b in shares
+    ]
+    return np.concatenate(parts, axis=1)
 
 
-def _lines(groups: list[tuple[Floats, str]]) -> hv.Segments:
+def _lines(groups: list[tuple[Floats, str]], width: float = 2.0) -> hv.Segments:
     """Lines of several colours as one element, which is quicker to draw."""
     some = [(c, colour) for c, colour in groups if c.size] or [(np.full((4, 1), _AWAY), TEXT)]
     columns = np.concatenate([c for c, _ in some], axis=1)
     colours = np.concatenate([np.full(c.shape[1], colour, object) for c, colour in some])
-    return hv.Segments((*columns, colours), vdims=["colour"]).opts(color="colour")
+    found = hv.Segments((*columns, colours), vdims=["colour"])
+    return found.opts(color="colour", line_width=width)
 
 
-def _texts(texts: list[Text], align: str = "left") -> hv.Labels:
-    return hv.Labels(texts or [(_AWAY, _AWAY, "")], vdims=["text"]).opts(
-        text_color=TEXT, text_font_size="11px", text_align=align
+def _texts(texts: list[Text]) -> hv.Labels:
+    x, y, words = zip(*(texts or [(_AWAY, _AWAY, "")]), strict=True)
+    return hv.Labels((np.array(x), np.array(y), np.array(words, object)), vdims=["text"]).opts(
+        text_color=TEXT, text_font_size="11px", text_align="left"
     )
 
 
-def _bars(bars: list[Bar]) -> hv.Rectangles:
+def _bars(bars: list[Bar], alpha: float = 1.0) -> hv.Rectangles:
     some = bars or [(_AWAY, _AWAY, _AWAY + 1, _AWAY + 1, LIGHT)]
-    return hv.Rectangles(some, vdims=["colour"]).opts(
-        fill_color="colour", line_color="#FFFFFF", line_width=0.4
+    *numbers, colours = zip(*some, strict=True)
+    columns = (*(np.array(c, float) for c in numbers), np.array(colours, object))
+    return hv.Rectangles(columns, vdims=["colour"]).opts(
+        fill_color="colour", fill_alpha=alpha, line_color="#FFFFFF", line_width=0.4
     )
 
 
 def plot_terms(data: xr.Dataset) -> hv.Overlay:
     """Shares of a step, stacked over the GPUs; a column a prediction, as wide as to the next."""
     strategy = data.attrs["strategy"]
-    seconds = data["seconds"].sel(strategy=strategy).values
-    step = data["step_seconds"].sel(strategy=strategy).values
+    row = STRATEGIES.index(strategy)
+    seconds, step = data["seconds"].values[row], data["step_seconds"].values[row]
     kept = np.flatnonzero(np.isfinite(step) & (step > 0))
     terms = [str(name) for name in data["term"].values]
     x = np.log10(data["gpus"].values[kept].astype(float))
@@ -252,7 +256,7 @@ def plot_terms(data: xr.Dataset) -> hv.Overlay:
     return hv.Overlay(
         [
             _bars(bars),
-            _lines([(np.array([[mark], [0.0], [mark], [104.0]]), TEXT)]).opts(line_width=2.0),
+            _lines([(np.array([[mark], [0.0], [mark], [104.0]]), TEXT)]),
             _texts(texts),
         ]
     ).opts(
@@ -271,7 +275,7 @@ def plot_map(data: xr.Dataset) -> hv.Overlay:
     start, last, end = _ends(data)
     if "map_winner" not in data:
         words = "Press “Phase map” to see which strategy wins where."
-        overlay = [_bars([]), _lines([]).opts(line_width=1.2), _texts([(0.02 * end, 3.0, words)])]
+        overlay = [_bars([], 0.55), _lines([], 1.2), _texts([(0.02 * end, 3.0, words)])]
         rows, ticks, title = 6, [(0.0, "")], "Phase map: not computed yet"
         return _map_of(overlay, rows, ticks, title, data)
     gpus, sides = data["map_gpus"].values, data["map_image"].values
@@ -299,7 +303,7 @@ def plot_map(data: xr.Dataset) -> hv.Overlay:
     for n, strategy in enumerate(shown):
         y = rows - 0.6 - 0.75 * n
         bars.append((at, y - 0.22, at + size, y + 0.22, _COLOURS[strategy]))
-        model = " (a model only)" if strategy == "halo-exchange" else ""
+        model = " (a model)" if strategy == "halo-exchange" else ""
         texts.append((at + 1.3 * size, y, f"{LETTERS[strategy]} {strategy}{model}"))
     if none:
         y = rows - 0.6 - 0.75 * len(shown)
@@ -308,11 +312,11 @@ def plot_map(data: xr.Dataset) -> hv.Overlay:
     texts.append((at, 0.5, "frame: the state shown"))
     lines = hatch(none, (end - start, rows), lines=60)
     columns = np.array([lines.dimension_values(i) for i in range(4)], dtype=float)
-    groups = [(columns, TEXT), (_frame(data, left, right, sides), TEXT)]
+    groups = [(columns, TEXT), (_frame(data, left, right), TEXT)]
     ticks = [(i + 0.5, f"{n:,}") for i, n in enumerate(sides)]
-    old = "; OF ANOTHER STATE, press “Phase map”" if data.attrs["map_stale"] else ""
-    title = f"Phase map: the fastest that fits, {data.attrs['map_of']}{old}"
-    overlay = [_bars(bars), _lines(groups).opts(line_width=1.2), _texts(texts)]
+    kind = "OF ANOTHER STATE" if data.attrs["map_stale"] else "the fastest that fits"
+    title = f"Phase map, {kind}: {data.attrs['map_of']}"
+    overlay = [_bars(bars, 0.55), _lines(groups, 1.2), _texts(texts)]
     return _map_of(overlay, rows, ticks, title, data)
 
 
@@ -330,11 +334,18 @@ def _map_of(
     )
 
 
-def _frame(data: xr.Dataset, left: Floats, right: Floats, sides: Any) -> Floats:
-    """Two frames, one in the other, around the cell next to the state that is shown."""
-    chosen = math.log10(data.attrs["chosen"])
-    j = int(np.argmin(np.abs(np.log10(data["map_gpus"].values) - chosen)))
-    i = int(np.argmin(np.abs(np.log(sides) - math.log(data.attrs["image"]))))
+def map_cell(data: xr.Dataset) -> tuple[int, int]:
+    """Row and column of the map's cell that is next to the state shown; (-1, -1) without a map."""
+    if "map_winner" not in data:
+        return -1, -1
+    chosen, side = math.log(data.attrs["chosen"]), math.log(data.attrs["image"])
+    column = np.argmin(np.abs(np.log(data["map_gpus"].values) - chosen))
+    return int(np.argmin(np.abs(np.log(data["map_image"].values) - side))), int(column)
+
+
+def _frame(data: xr.Dataset, left: Floats, right: Floats) -> Floats:
+    """Two frames, one in the other, around that cell."""
+    i, j = map_cell(data)
     found = []
     for inset in (0.0, 0.05):
         x0, x1 = left[j] + inset * (right[j] - left[j]), right[j] - inset * (right[j] - left[j])

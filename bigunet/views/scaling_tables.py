@@ -58,7 +58,7 @@ class ScalingState:
 
     Raises
     ------
-    SpecError : for numbers below 1. PlanError : for an unknown strategy.
+    SpecError : for numbers below 1. PlanError : for an unknown strategy, or no machine's name.
     """
 
     spec: UNetSpec = field(default_factory=UNetSpec)
@@ -80,6 +80,8 @@ class ScalingState:
                     got=value,
                     remedy="Change it.",
                 )
+        if not isinstance(self.machine, str):
+            fail(PlanError, rule="a machine is named", got=self.machine, remedy="Name one.")
         if type(self.weak) is not bool:
             fail(SpecError, rule="weak is true or false", got=self.weak, remedy="Change it.")
         check_strategy(self.strategy)
@@ -356,4 +358,3 @@ def map_of(setting: ScalingSetting, state: ScalingState) -> xr.Dataset:
         f"{machine.name}, {state.spec.levels} levels x {state.spec.channels}, {state.images} {per}"
     )
     return found.assign_attrs(key=map_key(state), of=about)
-

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import time
 from dataclasses import replace
 from typing import Any
@@ -11,8 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
-from bigunet.errors import MemoryBudgetError, PlanError
+from bigunet.cli import app
+from bigunet.errors import MemoryBudgetError, PlanError, SpecError
 from bigunet.machines import MACHINES, Machine
 from bigunet.scaling import (
     STRATEGIES,
@@ -149,6 +152,21 @@ def test_spaces_that_cannot_be_are_refused() -> None:
     only = Space(strategies=("pipeline",), stages=(5,))
     with pytest.raises(PlanError, match="at least one candidate"):
         best(UNetSpec(), (512, 512), TrainSpec(), SUMMIT, 6, space=only)
+
+
+def test_the_command_line_says_what_best_answers() -> None:
+    run = CliRunner()
+    options = ["best", "--gpus", "1,6", "--height", "2000", "--width", "2000", "--channels", "32"]
+    done = run.invoke(app, [*options, "--json"])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.output)["choices"]
+    for entry, gpus in zip(told, (1, 6), strict=True):
+        choice = best(UNetSpec(channels=32), (2000, 2000), TrainSpec(), SUMMIT, gpus)
+        assert entry == json.loads(json.dumps(choice.to_dict()))
+    plain = run.invoke(app, options)
+    assert "what decides is" in plain.output
+    wrong = run.invoke(app, ["best", "--gpus", "six"])
+    assert isinstance(wrong.exception, SpecError)
 
 
 # Maps ---------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import typer
 import bigunet
 from bigunet.cli import (
     budget,
+    choosing,
     health,
     launching,
     machines,
@@ -62,6 +63,7 @@ COMMANDS = (
     plans.simulate,
     machines.machines,
     scaling.scale,
+    choosing.best,
     training.train,
     launching.launch,
     scene.segment,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -95,34 +97,35 @@ def phase_map(
     fields = {name: np.zeros(shape, dtype=np.int64) for name in _FIELDS}
     cost = RooflineCost(machine.processor, train.precision)
     specs: dict[int, UNetSpec] = {spec.channels: spec}
-    for i, second in enumerate(y):
-        for j, first in enumerate(x):
-            at: dict[str, int] = {"image": image, "channels": spec.channels, "gpus": gpus}
-            at |= {along[0]: int(first), along[1]: int(second)}
-            channels = at["channels"]
-            if channels not in specs:
-                specs[channels] = spec.replace(channels=channels)
-            choice = _at(
-                specs[channels],
-                train,
-                machine,
-                cost,
-                at["image"],
-                at["gpus"],
-                space,
-                {**options, "search": search},
-            )
-            if choice is None:
-                continue
-            outcome = choice.outcome
-            winner[i, j] = STRATEGIES.index(choice.strategy)
-            seconds[i, j] = outcome.seconds
-            if choice.runner_up_outcome is not None:
-                lead[i, j] = choice.runner_up_outcome.seconds / outcome.seconds
-            rest = outcome.terms[1:]
-            term[i, j] = 1 + rest.index(max(rest))
-            for name in _FIELDS:
-                fields[name][i, j] = getattr(choice.best, name) or 0
+    with _no_collection():
+        for i, second in enumerate(y):
+            for j, first in enumerate(x):
+                at: dict[str, int] = {"image": image, "channels": spec.channels, "gpus": gpus}
+                at |= {along[0]: int(first), along[1]: int(second)}
+                channels = at["channels"]
+                if channels not in specs:
+                    specs[channels] = spec.replace(channels=channels)
+                choice = _at(
+                    specs[channels],
+                    train,
+                    machine,
+                    cost,
+                    at["image"],
+                    at["gpus"],
+                    space,
+                    {**options, "search": search},
+                )
+                if choice is None:
+                    continue
+                outcome = choice.outcome
+                winner[i, j] = STRATEGIES.index(choice.strategy)
+                seconds[i, j] = outcome.seconds
+                if choice.runner_up_outcome is not None:
+                    lead[i, j] = choice.runner_up_outcome.seconds / outcome.seconds
+                rest = outcome.terms[1:]
+                term[i, j] = 1 + rest.index(max(rest))
+                for name in _FIELDS:
+                    fields[name][i, j] = getattr(choice.best, name) or 0
     dims = (along[1], along[0])
     data: dict[str, Any] = {
         "winner": (dims, winner),
@@ -146,6 +149,18 @@ def phase_map(
         },
         attrs={"machine": machine.name, "image": image, "gpus": gpus, **_plain(options)},
     )
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """What is made meanwhile is kept: looking through it for cycles would only take time."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def _at(

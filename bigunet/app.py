@@ -16,7 +16,14 @@ import ipywidgets as widgets
 from bigunet.errors import BigUNetError
 from bigunet.scenes import ScenePair, earth
 from bigunet.spec import UNetSpec
-from bigunet.views import Explorer, HaloExplorer, MemoryExplorer, MosaicViewer, StageExplorer
+from bigunet.views import (
+    Explorer,
+    HaloExplorer,
+    MemoryExplorer,
+    MosaicViewer,
+    ScalingExplorer,
+    StageExplorer,
+)
 
 __all__ = ["SECTIONS", "app"]
 
@@ -64,7 +71,8 @@ def _text(words: str) -> widgets.HTML:
 
 
 def _shown(explorer: Explorer[Any]) -> widgets.Widget:
-    explorer.appear()
+    # Voila runs the cells first and loads its page then, on a busy server a minute later.
+    explorer.appear(patience=30)
     return explorer.view
 
 
@@ -79,6 +87,10 @@ def _memory() -> widgets.Widget:
 def _stages() -> widgets.Widget:
     spec = UNetSpec.torchgpipe(6, 72)
     return _shown(StageExplorer(spec, (32, 3, 192, 192), stages=4, micro_batches=8))
+
+
+def _scaling() -> widgets.Widget:
+    return _shown(ScalingExplorer())
 
 
 def _mosaic() -> widgets.Widget:
@@ -126,5 +138,6 @@ SECTIONS: Mapping[str, tuple[str, Callable[[], widgets.Widget]]] = {
     "Halo": ("What must a tile read around its core?", _halo),
     "Memory": ("What fills a device's memory?", _memory),
     "Stages": ("Where should the network be cut into stages?", _stages),
+    "Scaling": ("What does one more GPU buy?", _scaling),
     "Mosaic": ("What does a network make of a large scene?", _mosaic),
 }

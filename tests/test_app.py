@@ -33,9 +33,11 @@ def texts(widget: Any) -> str:
 def test_a_tab_is_built_when_it_is_first_opened() -> None:
     tabs = tabs_of(app())
     assert tabs.titles == tuple(SECTIONS)
-    assert [bool(panel.children) for panel in tabs.children] == [True, False, False, False]
+    assert [bool(panel.children) for panel in tabs.children] == [True, *[False] * 4]
     assert "halo 94 pixels" in texts(tabs.children[0])
-    for index, expected in enumerate(("halo", "fits", "Predicted for summit", "water")):
+    for index, expected in enumerate(
+        ("halo", "fits", "Predicted for summit", "sample-parallel on 1,536 GPUs", "water")
+    ):
         tabs.selected_index = index
         question = list(SECTIONS.values())[index][0].replace("'", "&#x27;")
         assert f"<h2>{question}</h2>" in texts(tabs.children[index])
@@ -49,11 +51,11 @@ def test_planning_tabs_need_no_torch() -> None:
     code = (
         "import sys; sys.modules['torch'] = None; from bigunet.app import app\n"
         "page = app(); tabs = page.children[1]\n"
-        "for index in range(4): tabs.selected_index = index\n"
+        "for index in range(5): tabs.selected_index = index\n"
         "print([len(panel.children) for panel in tabs.children])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[2, 2, 2, 2]"
+    assert done.stdout.strip() == "[2, 2, 2, 2, 2]"
 
 
 def test_what_hinders_a_tab_is_said_in_it(monkeypatch: pytest.MonkeyPatch) -> None:

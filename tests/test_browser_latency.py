@@ -56,6 +56,10 @@ CASES = [
         "StageExplorer(UNetSpec.torchgpipe(6, 72), (32, 3, 192, 192), stages=4, micro_batches=8)",
         2, 150, 150,
     ),
+    Case(
+        "ScalingExplorer", "Scaling: what one more GPU buys",
+        "ScalingExplorer()", 0, 150, 150,
+    ),
 ]  # fmt: skip
 IMPORTS = (
     "from bigunet.scenes import synthetic\nfrom bigunet.spec import UNetSpec\n"

@@ -52,9 +52,9 @@ _FIXED: dict[str, Any] = {
 # Where no reader looks: an element needs an item, for HoloViews to know its columns' kinds.
 _AWAY = -99.0
 # Along which share of its curve a strategy's letter stands.
-_LETTER_AT = (0.45, 0.6, 0.9, 0.3)
+_LETTER_AT = (0.45, 0.6, 1.0, 0.55)
 # Room for texts at the right, as a share of the axis of GPUs.
-_ROOM = 0.62
+_ROOM = 0.55
 
 
 def plot_speedup(data: xr.Dataset) -> hv.Overlay:

@@ -1,4 +1,4 @@
-"""The training loop: tiles drawn from an image, or the whole image in every step.
+"""Sample-parallel training: tiles drawn from an image, or the whole image in every step.
 
 A run lives in a folder: `run.json` (what is trained on what), `history.jsonl` (a line a step),
 `checkpoints/` and, at the end, `weights.safetensors`. Started again with the same arguments it
@@ -7,16 +7,22 @@ goes on where it was stopped; on CPU, with the same number of ranks, bit for bit
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+from torch import nn
+
 from bigunet import ranks as ranks_of
 from bigunet.checkpoint import Weights
-from bigunet.progress import Progress
-from bigunet.run_folder import stop_signals
+from bigunet.model import UNet
+from bigunet.sample_parallel import narrowed, step
 from bigunet.scenes import Normalise, ScenePair
 from bigunet.spec import TrainSpec, UNetSpec
+from bigunet.tile_reader import Sample
 from bigunet.trainer import Fitted, Trainer
 
 __all__ = ["Fitted", "fit"]
@@ -74,22 +80,93 @@ def fit(
     written. CheckpointError : `out` belongs to another run. OutputError : it cannot be written.
     """
     with ranks_of.init() as ranks:
-        run = Trainer(spec, pair, train, Path(out), ranks, mode, exact, normalise, cache_bytes)
-        run.open(start, resume)
-        last = train.steps if stop_after is None else min(train.steps, run.done + stop_after)
-        with (
-            Progress(train.steps, "train", done=run.done, shown=progress and ranks.first) as bar,
-            stop_signals() as stop,
-        ):
-            while run.done < last:
-                row = run.advance()
-                bar.update(loss=row["loss"], rate=row["rate"])
-                stopped = ranks.any(stop.is_set())
-                due = validate_every and run.done % validate_every == 0
-                if val is not None and due and run.done < last:
-                    run.validate(val, leave_out)
-                if stopped or run.done % save_every == 0 or run.done == last:
-                    run.save()
-                if stopped and run.done < train.steps:
-                    raise KeyboardInterrupt(f"stopped after step {run.done}; run again to go on")
-        return run.finish(val, leave_out, card or {}, weights_dtype)
+        trainer = _SampleParallel(
+            spec, pair, train, Path(out), ranks, mode, exact, normalise, cache_bytes
+        )
+        return trainer.run(
+            start=start,
+            resume=resume,
+            stop_after=stop_after,
+            save_every=save_every,
+            val=val,
+            validate_every=validate_every,
+            leave_out=leave_out,
+            card=card or {},
+            weights_dtype=weights_dtype,
+            progress=progress,
+        )
+
+
+class _SampleParallel(Trainer):
+    """Every rank has the whole network, and some of a step's tiles."""
+
+    optimiser: torch.optim.Optimizer
+
+    def _check(self, shape: tuple[int, int]) -> None:
+        pass  # nothing beside what every training refuses
+
+    def _build(self) -> None:
+        self.model.to(self.ranks.device)
+        # In bf16 the network that runs is a copy; the optimiser moves fp32 weights.
+        self.worker = narrowed(self.model) if self.train.precision == "bf16" else self.model
+
+    def _gradients(self, samples: Sequence[Sample]) -> tuple[float, int]:
+        result = step(
+            self.worker,
+            self.reader,
+            samples,
+            self.objective,
+            precision=self.train.precision,
+            recompute=self.train.recompute,
+            batch=self.train.batch,
+            ranks=self.ranks,
+            exact=self.exact,
+            into=self.model,
+        )
+        return result.loss, result.pixels
+
+    def _clip(self) -> float:
+        parameters = list(self.model.parameters())
+        return float(nn.utils.clip_grad_norm_(parameters, self.train.clip_norm or math.inf))
+
+    def _refresh(self, *, stepped: bool) -> None:
+        learnt = stepped and not self.train.freeze_norm
+        if learnt:
+            self._share_statistics()
+        if self.worker is not self.model:
+            self._copy_weights(backwards=learnt)
+
+    def _share_statistics(self) -> None:
+        # Batch norm that still learns has seen other tiles on each rank.
+        buffers = [b for b in self.worker.buffers() if b.is_floating_point()]
+        if self.ranks.size > 1 and buffers:
+            self.ranks.sum_all_(buffers)
+            for buffer in buffers:
+                buffer /= self.ranks.size
+
+    @torch.no_grad()
+    def _copy_weights(self, *, backwards: bool) -> None:
+        """Bring the bf16 worker up to the fp32 weights; its own statistics go `backwards`."""
+        for weight, master in zip(self.worker.parameters(), self.model.parameters(), strict=True):
+            weight.copy_(master)
+        for mine, master_buffer in zip(self.worker.buffers(), self.model.buffers(), strict=True):
+            if backwards:
+                master_buffer.copy_(mine)
+            else:
+                mine.copy_(master_buffer)
+
+    def _gather(self) -> dict[str, Any]:
+        return {
+            "model": self.model.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            "average": self.average,
+        }
+
+    def _take_up_optimiser(self, state: dict[str, Any]) -> None:
+        self.optimiser.load_state_dict(state)
+
+    def _network(self) -> UNet:
+        model = copy.deepcopy(self.model)
+        if self.average is not None:
+            model.load_state_dict({**model.state_dict(), **self.average})
+        return model.eval()

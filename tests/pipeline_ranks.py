@@ -287,10 +287,11 @@ def fitted_plan(cuts: Sequence[int] = (9,), *, tiles: int = 1, **train: Any) -> 
 
 
 def train_cases(folder: str) -> None:
-    """2 pipelines of 2 stages, stopped after 3 steps and taken up again."""
-    plan = fitted_plan(tiles=2)
+    """2 pipelines of 2 stages, stopped after 3 steps and taken up again; scored at every second."""
+    plan, pair = fitted_plan(tiles=2), scene_pair()
     for stop in (3, None):
-        train_plan(plan, scene_pair(), f"{folder}/ranks", stop_after=stop, progress=False)
+        train_plan(plan, pair, f"{folder}/ranks", stop_after=stop, val=pair, validate_every=2,
+                   progress=False)  # fmt: skip
 
 
 # One start for all ------------------------------------------------------------------------------

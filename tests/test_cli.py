@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from safetensors import safe_open
 from typer.testing import CliRunner
 
 from bigunet.cli import app
@@ -106,3 +107,22 @@ def test_what_is_not_installed_is_said():
 
 def test_the_version():
     assert RUN.invoke(app, ["--version"]).stdout.strip()
+
+
+def test_train_by_a_plan_takes_the_options_of_training(tmp_path):
+    """Scores on the way, and rounded weights, in one process without stages beside."""
+    scene, plan, out = "synthetic:32x48:3", str(tmp_path / "plan.yaml"), tmp_path / "run"
+    network = ["--levels", "2", "--convs", "1", "--channels", "4", "--classes", "5"]
+    work = ["--scene", scene, "--tile", "16", "--batch", "2", "--steps", "3", "--stages", "2"]
+    done = RUN.invoke(app, ["stages", *network, *work, "--micro-batches", "2", "--out", plan])
+    assert done.exit_code == 0, done.output
+    run = ["train", scene, "--plan", plan, "--engine", "reference", "--out", str(out), "--quiet"]
+    asked = ["--val-image", scene, "--validate-every", "1", "--weights-dtype", "bf16", "--json"]
+    done = RUN.invoke(app, [*run, *asked])
+    assert done.exit_code == 0, done.output
+    rows = [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "mean_iou" in row] == [1, 2, 3]
+    with safe_open(json.loads(done.stdout)["weights"], "pt") as file:
+        types = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+    assert types["layers.head.weight"] == "BF16"
+    assert types["layers.head.bias"] == "F32"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,14 +13,20 @@ from pipeline_ranks import fitted_plan, on_ranks, scene, scene_pair
 
 from bigunet.checkpoint import load_weights
 from bigunet.errors import CheckpointError
+from bigunet.evaluate import evaluate
 from bigunet.pipeline import run_plan, train_plan
 from bigunet.plan import Plan
+from bigunet.run_folder import plain_scores
+from bigunet.tile_reader import TileReader
 from bigunet.train import fit
 
 
+def history(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+
+
 def losses(folder: Path) -> list[float]:
-    rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
-    rows = [row for row in rows if "loss" in row]
+    rows = [row for row in history(folder) if "loss" in row]
     assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
     return [row["loss"] for row in rows]
 
@@ -44,6 +51,47 @@ def test_ranks_train_as_one_process_does(tmp_path: Path) -> None:
         for key, tensor in want.model.state_dict().items():
             if tensor.is_floating_point():
                 torch.testing.assert_close(values[key], tensor, rtol=5e-3, atol=2e-4)
+
+
+def test_it_is_scored_on_its_way(tmp_path: Path) -> None:
+    """As `fit` scores its averaged weights, of which no rank has all; a few pixels may flip."""
+    plan, pair = fitted_plan(), scene_pair()
+    scored: dict[str, Any] = {"val": pair, "validate_every": 2, "progress": False}
+    fit(plan.spec, pair, plan.train, out=tmp_path / "fit", mode="whole", **scored)
+    train_plan(plan, pair, tmp_path / "reference", engine="reference", **scored)
+    folders = {n: tmp_path / n for n in ("fit", "reference")}
+    folders["ranks"] = on_ranks(4)["folder"] / "ranks"
+    scores = {
+        name: {row["step"]: row["mean_iou"] for row in history(folder) if "mean_iou" in row}
+        for name, folder in folders.items()
+    }
+    assert list(scores["ranks"]) == [2, 3, 4]  # its first part ended after 3
+    assert list(scores["reference"]) == list(scores["fit"]) == [2, 4]
+    for name in ("reference", "ranks"):
+        for step, value in scores["fit"].items():
+            assert scores[name][step] == pytest.approx(value, abs=5e-4)
+    assert abs(scores["fit"][2] - scores["fit"][4]) > 5e-3  # so that it matters which step
+
+
+@pytest.mark.parametrize("way", ["fit", "train_plan"])
+def test_final_weights_are_rounded_where_asked(tmp_path: Path, way: str) -> None:
+    """To torch's nearest bf16, kernels only; scored as rounded, and trained the same."""
+    plan, pair = fitted_plan(steps=2, calibrate_bias=False), scene_pair()
+    for dtype in ("fp32", "bf16"):
+        common: dict[str, Any] = {"val": pair, "weights_dtype": dtype, "progress": False}
+        if way == "fit":
+            fit(plan.spec, pair, plan.train, out=tmp_path / dtype, mode="whole", **common)
+        else:
+            train_plan(plan, pair, tmp_path / dtype, engine="reference", **common)
+    assert losses(tmp_path / "fp32") == losses(tmp_path / "bf16")
+    full, narrow = (load_weights(tmp_path / n / "weights.safetensors") for n in ("fp32", "bf16"))
+    got = narrow.model.state_dict()
+    for name, tensor in full.model.state_dict().items():
+        kernel = tensor.ndim > 1
+        assert torch.equal(got[name], tensor.bfloat16().float() if kernel else tensor)
+        assert torch.equal(got[name], tensor) != kernel
+    reader = TileReader.of(plan.spec, pair.image, pair.labels, normalise=narrow.normalise)
+    assert narrow.card["scores"] == plain_scores(evaluate(narrow.model, reader))
 
 
 def test_a_run_goes_on_under_another_plan(tmp_path: Path) -> None:

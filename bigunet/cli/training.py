@@ -73,6 +73,8 @@ def train(
             "out": str(out),
             "resume": resume,
             "save_every": save_every,
+            "validate_every": validate_every,
+            "weights_dtype": weights_dtype,
             "leave_out": [part for part in leave_out.split(",") if part],
             "progress": shown(quiet),
             "card": {"command": "bigunet " + " ".join(sys.argv[1:])},
@@ -80,9 +82,7 @@ def train(
     }
     if mode is not None:
         arguments["options"]["mode"] = mode
-    if plan is None:
-        arguments["options"] |= {"validate_every": validate_every, "weights_dtype": weights_dtype}
-    else:
+    if plan is not None:
         ranks = _plan_ranks(plan, engine, given)
         arguments["options"]["engine"] = engine
     if ranks > 1 and "RANK" not in os.environ:

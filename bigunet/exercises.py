@@ -19,7 +19,7 @@ from bigunet.handover import Handover
 from bigunet.scenes import EARTH_SHAPE, earth
 from bigunet.schedule import bubble_fraction
 from bigunet.spec import TrainSpec, UNetSpec
-from bigunet.tiles import tile_image
+from bigunet.tiles import count_tiles, tile_image
 from bigunet.views.memory import memory_by_depth, memory_tables
 
 __all__ = ["EXERCISES", "Exercise", "Verdict", "check"]
@@ -375,6 +375,60 @@ def _lost(answer: Any) -> Verdict:
             "bubble": "Every pipeline has one, whatever its layers.",
             "kernel starts": "Every network pays those, and more with smaller micro-batches.",
         },
+    )
+
+
+# 05 ---------------------------------------------------------------------------------------------
+
+
+@_exercise(
+    "05.1",
+    "One image of 10,000 x 10,000 pixels in tiles of 1024 on 64 GPUs: what efficiency do the tiles "
+    "allow at most?",
+    "a number, 1 for all that is possible",
+)
+def _efficiency_of_tiles(answer: Any) -> Verdict:
+    tiles, gpus = count_tiles((10_000, 10_000), 1024, Handover().spec), 64
+    most = -(-tiles // gpus)
+    near = {
+        gpus / tiles: "That is GPUs over tiles. How many tiles does the busiest GPU run?",
+        tiles / gpus: "That is the mean number of tiles of a GPU, and tiles are whole.",
+        1 / most: "That would be if only one GPU had as many.",
+        1.0: "Only where each GPU has as many tiles as every other.",
+    }
+    return _number(answer, tiles / (gpus * most), "Smaller tiles deal out more evenly.", near, 0.01)
+
+
+@_exercise(
+    "05.2",
+    "In weak scaling, which part of a sample-parallel step still grows with the GPUs?",
+    "'compute', 'halo redundancy' or 'all-reduce'",
+)
+def _weak_growth(answer: Any) -> Verdict:
+    same = "Each GPU has as many tiles of its own as before."
+    return _choice(
+        answer,
+        "all-reduce",
+        "More members, more messages, one after the other.",
+        {"compute": same, "halo redundancy": same},
+    )
+
+
+@_exercise(
+    "05.3",
+    "A ring sums gradients: how many times the gradients' bytes does each of 1,000 GPUs send?",
+    "a number",
+)
+def _ring(answer: Any) -> Verdict:
+    near = {
+        1.0: "That is what each of two GPUs sends.",
+        1000.0: "So much travels in all, twice. What does one of them send?",
+        999.0: "Each of that many messages is a small part of the gradients.",
+        1998.0: "That is the number of messages, each a thousandth of the gradients.",
+        0.999: "That is half the way: the sums have to come back to all.",
+    }
+    return _number(
+        answer, 2 * 999 / 1000, "It hardly depends on their number; latency does.", near, 0.002
     )
 
 

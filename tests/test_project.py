@@ -28,8 +28,7 @@ from bigunet import handover
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 OPTIONAL = PROJECT["optional-dependencies"]
-# 05_scaling has its place in the chain, and is not written yet.
-COURSE = [name for name in handover.COURSE if name != "05_scaling"]
+COURSE = handover.COURSE
 NOTEBOOKS = sorted(
     {*(ROOT / "notebooks").glob("*.ipynb"), *(ROOT / "notebooks" / f"{n}.ipynb" for n in COURSE)}
 )

@@ -194,13 +194,14 @@ class ScalingExplorer(Explorer[ScalingState]):
     def more_tables(self, data: xr.Dataset) -> Mapping[str, Sequence[Row]]:
         tables: dict[str, Sequence[Row]] = {}
         if "measured_gpus" in data:
-            rows: list[Row] = [["ranks", "ms measured", "speed-up", "efficiency", "ms predicted"]]
+            told = f"ms predicted, {data.attrs['machine']}"
+            rows: list[Row] = [["ranks", "ms measured", "speed-up", "efficiency", told]]
             columns = [data[f"measured_{name}"].values.tolist() for name in (
                 "gpus", "step_seconds", "speedup", "efficiency", "predicted")]  # fmt: skip
             for ranks, seconds, gain, share, predicted in zip(*columns, strict=True):
-                told = f"{1e3 * predicted:,.1f}" if predicted == predicted else "-"
+                own = f"{1e3 * predicted:,.1f}" if predicted == predicted else "-"
                 rows.append([ranks, f"{1e3 * seconds:,.1f}", f"{gain:.2f}", f"{100 * share:.0f} %",
-                             told])  # fmt: skip
+                             own])  # fmt: skip
             tables[f"Measured: {data.attrs['measured_about']}"] = rows
         return tables
 

@@ -24,7 +24,8 @@ def example_files(
 ) -> tuple[Path, Path]:
     """A part of the built-in scene as GeoTIFFs, image and labels, with the classes beside them.
 
-    Stands for files of one's own. Written once; by default the western Mediterranean and the Sahara.
+    Stands for files of one's own. Written once; by default the western Mediterranean and the
+    Sahara.
 
     Raises
     ------

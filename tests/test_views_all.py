@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from ipywidgets.widgets.widget_upload import Bunch
 from PIL import Image
-from traitlets import Bunch
 
 from bigunet.errors import PlanError
 from bigunet.plan import Plan

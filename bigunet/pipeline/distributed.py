@@ -192,8 +192,8 @@ class Distributed:
         assert self._loss is not None
         loss = self._loss(logits, labels)
         # The last stage's forward pass ends with its loss.
-        *what, began, _ = self.events.pop()
-        self.events.append((*what, began, time.perf_counter()))
+        stage, micro_batch, kind, began, _ = self.events.pop()
+        self.events.append((stage, micro_batch, kind, began, time.perf_counter()))
         return loss
 
 

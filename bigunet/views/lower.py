@@ -43,6 +43,8 @@ class Path(NamedTuple):
 
 
 class Text(NamedTuple):
+    """A text at a point of the picture, in pixels."""
+
     x: float
     y: float
     text: str

@@ -192,6 +192,12 @@ def run_all(page: Page, lab: Lab, name: str) -> None:
     """Open a notebook, run all its cells, wait for the last, and see that none failed."""
     page.goto(f"{lab.url}/lab/tree/{name}.ipynb?token={TOKEN}&reset")
     page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=60_000)
+    # Before the page has its kernel, running a cell would open a dialog that asks for one.
+    for _ in range(300):
+        kernels = [s["kernel"] for s in lab.api("sessions") if s["path"] == f"{name}.ipynb"]
+        if any(kernel["connections"] for kernel in kernels):
+            break
+        page.wait_for_timeout(200)
     page.wait_for_selector(".jp-Notebook-ExecutionIndicator[data-status=idle]", timeout=60_000)
     # On a busy machine the kernel says that it is idle before the page hears its answers: then
     # nothing is queued, and the prompts stay empty.

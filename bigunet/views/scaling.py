@@ -342,12 +342,16 @@ def _as_csv(data: xr.Dataset) -> str:
     return lines.getvalue()
 
 
+def _gpus(number: int) -> str:
+    return f"{number:,} GPU{'s' * (number > 1)}"
+
+
 def describe(data: xr.Dataset) -> str:
     """What a reader must know of `with_choice`'s dataset."""
     a = data.attrs
     at = data.sel(strategy=a["strategy"], gpus=a["chosen"])
     step = float(at["step_seconds"])
-    per = f"{a['images']} images a GPU" if a["weak"] else f"{a['images']} images"
+    per = f"{a['images']} image{'s' * (a['images'] > 1)}{' a GPU' * a['weak']}"
     text = (
         f"Predicted for {a['machine']}, {'weak' if a['weak'] else 'strong'} scaling, a step of "
         f"{per} of {a['image']:,} x {a['image']:,} pixels in tiles of {a['tile']}; {a['network']}, "
@@ -357,16 +361,16 @@ def describe(data: xr.Dataset) -> str:
         seconds = at["seconds"].values
         longest = int(seconds[1:].argmax()) + 1
         hours, power = _thousand(at, data.sel(gpus=a["chosen"]))
+        power = "" if power == "-" else f" and about {power} kWh (design power, an estimate)"
         text += (
-            f"{a['strategy']} on {a['chosen']:,} GPUs: {step:,.3g} s a step, "
+            f"{a['strategy']} on {_gpus(a['chosen'])}: {step:,.3g} s a step, "
             f"{float(at['speedup']):,.1f} times as fast as one GPU, efficiency "
             f"{100 * float(at['efficiency']):.0f} %; longest after compute: "
             f"{data['term'].values[longest]}, {100 * seconds[longest] / step:.0f} %. "
-            f"1,000 images take {hours} GPU-hours and about {power} kWh (design power, an "
-            "estimate). "
+            f"1,000 images take {hours} GPU-hours{power}. "
         )
     else:
-        text += f"{a['strategy']} on {a['chosen']:,} GPUs cannot be formed. "
+        text += f"{a['strategy']} on {_gpus(a['chosen'])} cannot be formed. "
     if a.get("reason"):
         fits = "Note" if bool(at["feasible"]) else "It does NOT fit"
         text += f"{fits}: {a['reason']}. "

@@ -15,7 +15,10 @@ pytestmark = pytest.mark.alone
 
 ROOT = Path(__file__).resolve().parents[1]
 # These are run, and looked at more closely, by the tests of their explorers.
-OTHERS = (ROOT / "tests" / "test_browser.py").read_text(encoding="utf-8")
+OTHERS = "".join(
+    (ROOT / "tests" / f"{name}.py").read_text(encoding="utf-8")
+    for name in ("test_browser", "test_browser_scaling")
+)
 ELSEWHERE = set(re.findall(r'run_all\(page, lab, "(\w+)"\)', OTHERS))
 NOTEBOOKS = {path.stem for path in (ROOT / "notebooks").glob("*.ipynb")}
 

@@ -64,7 +64,8 @@ class ScalingExplorer(Explorer[ScalingState]):
     title = "Scaling: what one more GPU buys"
     help = (
         "All curves are predictions from data sheets; black dots are measured. A step is the "
-        "gradient of whole images and the update of the weights. Dashed: the memory does not hold."
+        "gradient of whole images and the update of the weights. Dashed, OVER: the memory does "
+        "not hold it."
     )
 
     def __init__(
@@ -83,6 +84,7 @@ class ScalingExplorer(Explorer[ScalingState]):
     ) -> None:
         self.setting = ScalingSetting(machines or {}, measured)
         self._map: xr.Dataset | None = None
+        self._map_packed: xr.Dataset | None = None
         self._map_drawn: tuple[Any, Any] = (None, None)
         most = gpu_stops(self.setting.machine(machine)[0])[-1]
         super().__init__(
@@ -288,6 +290,13 @@ class ScalingExplorer(Explorer[ScalingState]):
             self._apply(self.state)
         finally:
             self._map_button.disabled = False
+
+    def appear(self, patience: int = 1) -> None:
+        """A map that was made before is shown from the start."""
+        if self._map_packed is not self._map:
+            self._map_packed = self._map
+            self._pack_figures()
+        super().appear(patience)
 
     def _changed(self, name: str) -> None:
         super()._changed(name)

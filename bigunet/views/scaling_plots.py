@@ -52,7 +52,7 @@ _FIXED: dict[str, Any] = {
 # Where no reader looks: an element needs an item, for HoloViews to know its columns' kinds.
 _AWAY = -99.0
 # Along which share of its curve a strategy's letter stands.
-_LETTER_AT = (0.45, 0.6, 1.0, 0.55)
+_LETTER_AT = (0.35, 0.5, 0.9, 0.7)
 # Room for texts at the right, as a share of the axis of GPUs.
 _ROOM = 0.55
 
@@ -156,13 +156,15 @@ def _curves(
         ends = np.stack([x[kept[:-1]], values[i][kept[:-1]], x[kept[1:]], values[i][kept[1:]]])
         fits = feasible[i][kept[:-1]] & feasible[i][kept[1:]]
         lines += [(ends[:, fits], colour), (_dashed(ends[:, ~fits]), colour)]
-        free = kept[kept != now]
-        if len(free):
-            place = free[round(_LETTER_AT[i] * (len(free) - 1))]
-            texts.append((x[place] - 0.01 * end, values[i][place] + letters_up, name))
+        if len(kept):
+            # Beside the upright line of the chosen number, not on it.
+            place = x[kept[0]] + _LETTER_AT[i] * (x[kept[-1]] - x[kept[0]])
+            place -= 0.04 * end * (abs(place - x[now]) < 0.025 * end)
+            height = np.interp(place, x[kept], values[i][kept])
+            texts.append((float(place) - 0.008 * end, float(height) + letters_up, name))
         y = at[i + 1][1]
         lines.append((np.array([[left], [y], [left + width], [y]]), colour))
-        over = "" if feasible[i][now] or legend[i] == "none" else " (too large)"
+        over = "" if feasible[i][now] or legend[i] == "none" else " OVER"
         texts.append((left + 1.3 * width, y, f"{name} {strategy}: {legend[i]}{over}"))
     y = at[5][1]
     lines.append((np.array([[left], [y], [left + width], [y]]), GREY))

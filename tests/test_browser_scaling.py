@@ -67,3 +67,6 @@ def test_scaling_explorer_follows_the_keyboard(page: Page, lab: Lab) -> None:
     assert Plan.load(path).machine == "p40"
     assert "bigunet launch plan.yaml" in found.inner_text()
     shoot(page, "scaling-p40")
+    found.locator(".bk-Figure").last.scroll_into_view_if_needed()
+    page.wait_for_timeout(500)
+    shoot(page, "scaling-map")

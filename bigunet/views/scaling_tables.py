@@ -40,7 +40,7 @@ MOST_GPUS = 10_000
 _STOPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536,
           2048, 3072, 4096, 6144, 8192, MOST_GPUS)  # fmt: skip
 # Balancing takes long for more stages: the curve of one pipeline ends here.
-_MOST_STAGES = 16
+_MOST_STAGES = 8
 _MAP_GPUS, _MAP_IMAGES = 12, (500, 1000, 2000, 4000, 8000, 16_000, 32_000)
 _MOST_KEPT = 64
 

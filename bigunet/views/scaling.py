@@ -177,7 +177,7 @@ class ScalingExplorer(Explorer[ScalingState]):
     def rows(self, data: xr.Dataset) -> Sequence[Row]:
         capacity = data.attrs["capacity_bytes"]
         rows: list[Row] = [["strategy", "ms a step", "speed-up", "efficiency", "images/s",
-                            "GiB a GPU", "GPU-h", "kWh", "fits"]]  # fmt: skip
+                            "GiB a GPU", "GPU-h / 1,000 images", "kWh", "fits"]]  # fmt: skip
         now = data.sel(gpus=data.attrs["chosen"])
         for strategy in STRATEGIES:
             at = now.sel(strategy=strategy)

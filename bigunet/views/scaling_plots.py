@@ -169,14 +169,15 @@ def _curves(
     y = at[5][1]
     lines.append((np.array([[left], [y], [left + width], [y]]), GREY))
     texts.append((left + 1.3 * width, y, "ideal"))
-    points = np.array([[_AWAY], [_AWAY]])
-    if len(measured):
+    elements = [_lines(lines)]
+    # All of an explorer's plots have dots, or none.
+    if "measured_gpus" in data:
         numbers = np.log10(data["measured_gpus"].values.astype(float))
         own = "" if data.attrs["measured_same"] else ", another setting"
         points = np.array([[*numbers, left + width / 2], [*measured, at[6][1]]])
         texts.append((left + 1.3 * width, at[6][1], f"measured{own}"))
-    dots = hv.Scatter((points[0], points[1])).opts(color=TEXT, size=9)
-    return hv.Overlay([_lines(lines), dots, _texts(texts)])
+        elements.append(hv.Scatter((points[0], points[1])).opts(color=TEXT, size=9))
+    return hv.Overlay([*elements, _texts(texts)])
 
 
 def _chosen(data: xr.Dataset) -> int:

@@ -84,7 +84,7 @@ newest() {{
 }}
 
 stopping=0 step=
-# shellcheck disable=SC2329  # called by the trap
+# shellcheck disable=SC2317,SC2329  # called by the trap; older versions and newer ones
 stop() {{
     stopping=1
     {forward}

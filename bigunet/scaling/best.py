@@ -195,8 +195,14 @@ def _why(first: Candidate, outcome: Outcome, second: Candidate, other: Outcome) 
         return f"{first} and {second} take the same time"
     return (
         f"{second} takes {factor:.2f} times as long; what decides is {TERMS[most]}, "
-        f"{1e3 * other.terms[most]:.3g} ms against {1e3 * outcome.terms[most]:.3g} ms"
+        f"{_time(other.terms[most])} against {_time(outcome.terms[most])}"
     )
+
+
+def _time(seconds: float) -> str:
+    if seconds < 1:
+        return f"{1e3 * seconds:.3g} ms"
+    return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:,.0f} s"
 
 
 def best(

@@ -6,7 +6,7 @@ import base64
 import html
 from collections.abc import Sequence
 
-__all__ = ["STYLE", "as_table", "download_link", "png_bundle"]
+__all__ = ["STYLE", "as_command", "as_table", "download_link", "png_bundle"]
 
 STYLE = """<style>
 .bigunet-title { margin: 4px 0 0 0; }
@@ -26,6 +26,8 @@ STYLE = """<style>
 .bigunet-legend li { display: flex; align-items: baseline; }
 .bigunet-legend span { flex: none; width: 12px; height: 12px; margin-right: 6px;
   border: 1px solid #444; position: relative; top: 2px; }
+pre.bigunet-command.bigunet-command { white-space: pre-wrap; word-break: normal;
+  overflow-wrap: anywhere; margin: 4px 0; line-height: 1.4; }
 .bigunet-links a { margin-right: 12px; text-decoration: underline; white-space: nowrap; }
 </style>"""
 
@@ -49,6 +51,11 @@ def as_table(rows: Sequence[Sequence[object]], caption: str = "") -> str:
     lines = "".join("<tr>" + "".join(f"<td>{_cell(v)}</td>" for v in row) + "</tr>" for row in body)
     title = f"<caption>{html.escape(caption)}</caption>" if caption else ""
     return f'<table class="bigunet-table">{title}<thead><tr>{head}</tr></thead>{lines}</table>'
+
+
+def as_command(text: str) -> str:
+    """A shell command to read and to copy, broken between words."""
+    return f'<pre class="bigunet-command" aria-label="Launch command">{html.escape(text)}</pre>'
 
 
 def download_link(name: str, text: str) -> str:

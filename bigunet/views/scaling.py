@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import html
 import io
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,6 +19,7 @@ from bigunet.scaling import STRATEGIES
 from bigunet.scaling.setting import Strategy
 from bigunet.spec import TrainSpec, UNetSpec
 from bigunet.views.kit import Explorer, Row
+from bigunet.views.page import as_command
 from bigunet.views.scaling_launch import best_plan, launch_line, run_script
 from bigunet.views.scaling_plots import (
     map_cell,
@@ -321,10 +321,7 @@ class ScalingExplorer(Explorer[ScalingState]):
         super()._write_texts()
         plan = self.plan
         words = "" if plan is None else launch_line(self.setting, self.state, plan)
-        self._command.value = (
-            f'<pre style="white-space:pre-wrap;margin:4px 0" aria-label="Launch command">'
-            f"{html.escape(words)}</pre>"
-        )
+        self._command.value = as_command(words)
 
 
 def _thousand(at: xr.Dataset, now: xr.Dataset) -> tuple[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import html
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, get_args
@@ -20,6 +19,7 @@ from bigunet.machines import Machine
 from bigunet.plan import Plan, Schedule, SkipRoute
 from bigunet.spec import Recompute, TrainSpec, UNetSpec
 from bigunet.views.kit import Explorer, Row
+from bigunet.views.page import as_command
 from bigunet.views.stage_plots import plot_devices, plot_layers, plot_timeline
 from bigunet.views.stage_spans import cut_spans, set_spans
 from bigunet.views.stage_tables import (
@@ -277,11 +277,7 @@ class StageExplorer(Explorer[StageState]):
 
     def _write_texts(self) -> None:
         super()._write_texts()
-        command = html.escape(self.data.attrs["command"])
-        self._command.value = (
-            f'<pre style="white-space:pre-wrap;margin:4px 0" aria-label="Launch command">'
-            f"{command}</pre>"
-        )
+        self._command.value = as_command(self.data.attrs["command"])
 
     def _draw(self, names: Sequence[str]) -> None:
         with self._one_message():

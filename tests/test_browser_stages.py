@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import io
+import os
 import re
+import subprocess
+import sys
+from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 import nbformat
 import numpy as np
@@ -12,6 +17,10 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Locator, Page
 from test_browser import Lab, browser, changes, explorer, lab, page, run_all, shoot
+
+from bigunet.checkpoint import load_weights
+from bigunet.plan import Plan
+from bigunet.scenes import earth, write_scene
 
 __all__ = ["browser", "lab", "page"]  # fixtures
 
@@ -24,12 +33,22 @@ CELLS = (
 )
 
 
-def write(lab: Lab) -> str:
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in CELLS])
+# Tiles of 32 pixels of an image of 96 x 96, read from 80 x 80.
+SMALL = (
+    "from bigunet.spec import TrainSpec, UNetSpec\n"
+    "from bigunet.views import StageExplorer, setup\nsetup()",
+    "train = TrainSpec(tile=32, batch=4, steps=2)\n"
+    "StageExplorer(UNetSpec(levels=3, channels=4, classes=8), (4, 3, 80, 80), train=train,\n"
+    "              stages=2, micro_batches=4, scene_shape=(96, 96))",
+)
+
+
+def write(lab: Lab, name: str = "stages_285", cells: Sequence[str] = CELLS) -> str:
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
     # Without a kernel's name, JupyterLab would ask for one.
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
-    nbformat.write(notebook, lab.folder / "notebooks" / "stages_285.ipynb")
-    return "stages_285"
+    nbformat.write(notebook, lab.folder / "notebooks" / f"{name}.ipynb")
+    return name
 
 
 def cuts(found: Locator) -> list[int]:
@@ -95,3 +114,47 @@ def test_cuts_follow_keys_and_mouse(page: Page, lab: Lab) -> None:
     path = lab.folder / "plan.yaml"
     download.value.save_as(path)
     assert re.search(r"^devices: \[0, 1, 2, 3, 3, 2, 1, 0\]$", path.read_text(), re.M)
+
+
+def test_a_plan_made_by_mouse_runs_by_the_command_shown(
+    page: Page, lab: Lab, tmp_path: Path
+) -> None:
+    run_all(page, lab, write(lab, "stages_small", SMALL))
+    found = explorer(page, "Stages of a pipeline")
+    before = int(found.locator(".widget-slider:visible .widget-readout").all_inner_texts()[1])
+    figure = found.locator(".bk-Figure").first
+    box = figure.bounding_box()
+    assert box is not None
+    (line,) = lines(figure.screenshot(), 1)
+    page.mouse.move(box["x"] + line, box["y"] + 120)
+    page.mouse.down()
+    page.mouse.move(box["x"] + line - 30, box["y"] + 120, steps=5)
+    page.mouse.move(box["x"] + line - 60, box["y"] + 120, steps=5)
+    page.mouse.up()
+    page.wait_for_timeout(1500)
+    # The name is that of the image in the command; the rest lies where it is run.
+    folder = tmp_path / "here"
+    write_scene(earth().crop(400, 496, 2000, 2096), folder, format="geotiff")
+    (folder / "image.tif").rename(folder / "scene.tif")
+    with page.expect_download() as download:
+        found.get_by_role("link", name="Save plan").press("Enter")
+    download.value.save_as(folder / "plan.yaml")
+    plan = Plan.load(folder / "plan.yaml")
+    assert plan.cuts[1] < before
+    command = found.locator("[aria-label='Launch command']").inner_text()
+    assert command.startswith("torchrun --standalone --nproc-per-node=2 ")
+    # As somebody would in a terminal with the environment active.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        command,
+        shell=True,
+        cwd=folder,
+        env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    weights = load_weights(folder / "run" / "weights.safetensors")
+    assert weights.spec == plan.spec
+    assert weights.card["steps"] == 2

@@ -33,6 +33,7 @@ from bigunet.tiles import Tile
 __all__ = [
     "StepResult",
     "check_exact",
+    "copy_weights",
     "deal_tiles",
     "exact_step",
     "narrowed",
@@ -251,6 +252,13 @@ def narrowed(model: UNet) -> UNet:
         if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
             module.bfloat16()
     return copied
+
+
+@torch.no_grad()
+def copy_weights(model: UNet, copied: UNet) -> None:
+    """Bring a `narrowed` copy's weights up to the model's, rounded; statistics stay."""
+    for weight, master in zip(copied.parameters(), model.parameters(), strict=True):
+        weight.copy_(master)
 
 
 def _check_precision(model: UNet, precision: Precision) -> None:

@@ -31,7 +31,7 @@ from bigunet.model import UNet
 from bigunet.optimisers import optimiser
 from bigunet.progress import Progress
 from bigunet.ranks import Ranks, current, init
-from bigunet.sample_parallel import narrowed, step
+from bigunet.sample_parallel import copy_weights, narrowed, step
 from bigunet.scaling_file import new_scaling, save_scaling
 from bigunet.spec import TrainSpec, UNetSpec
 from bigunet.tile_reader import Sample, TileReader
@@ -221,11 +221,7 @@ class ScalingStep:
         samples = [Sample(tile) for _ in range(images) for tile in self.tiles]
         began = time.perf_counter()
         if self.worker is not self.model:
-            with torch.no_grad():
-                for copy, weight in zip(
-                    self.worker.parameters(), self.model.parameters(), strict=True
-                ):
-                    copy.copy_(weight)
+            copy_weights(self.model, self.worker)
         step(
             self.worker,
             self.reader,

@@ -19,7 +19,7 @@ from torch import nn
 from bigunet import ranks as ranks_of
 from bigunet.checkpoint import Weights
 from bigunet.model import UNet
-from bigunet.sample_parallel import narrowed, step
+from bigunet.sample_parallel import copy_weights, narrowed, step
 from bigunet.scenes import Normalise, ScenePair
 from bigunet.spec import TrainSpec, UNetSpec
 from bigunet.tile_reader import Sample
@@ -147,8 +147,7 @@ class _SampleParallel(Trainer):
     @torch.no_grad()
     def _copy_weights(self, *, backwards: bool) -> None:
         """Bring the bf16 worker up to the fp32 weights; its own statistics go `backwards`."""
-        for weight, master in zip(self.worker.parameters(), self.model.parameters(), strict=True):
-            weight.copy_(master)
+        copy_weights(self.model, self.worker)
         for mine, master_buffer in zip(self.worker.buffers(), self.model.buffers(), strict=True):
             if backwards:
                 master_buffer.copy_(mine)

@@ -6,10 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from bigunet.cli.inputs import MACHINES_HELP, machine_of
+from bigunet.cli.inputs import MACHINES_HELP, counts_of, machine_of
 from bigunet.cli.options import with_spec
 from bigunet.cli.output import Json, emit, gib, table
-from bigunet.errors import SpecError, fail
 from bigunet.spec import TrainSpec, UNetSpec
 
 __all__ = ["best"]
@@ -31,10 +30,7 @@ def best(
     from bigunet.scaling import best as choose
 
     on = machine_of(machine)
-    try:
-        counts = [int(part) for part in gpus.split(",")]
-    except ValueError:
-        fail(SpecError, rule="gpus are numbers with commas between", got=gpus, remedy="1,6,24")
+    counts = counts_of(gpus, "gpus", "1,6,24")
     choices = [
         choose(spec, (height, width), train, on, n, images=images, weak=weak) for n in counts
     ]

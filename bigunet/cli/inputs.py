@@ -10,18 +10,40 @@ from typing import TYPE_CHECKING
 
 import xarray as xr
 
-from bigunet.errors import SceneError, fail
+from bigunet.errors import SceneError, SpecError, fail
 
 if TYPE_CHECKING:
     from bigunet.checkpoint import Weights
     from bigunet.machines import Machine
     from bigunet.scenes import ScenePair
 
-__all__ = ["MACHINES_HELP", "NAMES", "labels_of", "machine_of", "pair_of", "scene_of", "weights_of"]
+__all__ = [
+    "MACHINES_HELP",
+    "NAMES",
+    "counts_of",
+    "labels_of",
+    "machine_of",
+    "pair_of",
+    "scene_of",
+    "weights_of",
+]
 
 MACHINES_HELP = "A name (see `bigunet machines`), `here` (timed), or a YAML file."
 
 NAMES = "A file, or `earth`, or `synthetic:HEIGHTxWIDTH` (`:SEED`)."
+
+
+def counts_of(text: str, name: str, example: str) -> list[int]:
+    """The numbers of an option such as `--ranks 1,2,4`.
+
+    Raises
+    ------
+    SpecError : for anything else, with the option's `name` and an `example`.
+    """
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        fail(SpecError, rule=f"{name} are numbers with commas between", got=text, remedy=example)
 
 
 def _built_in(name: str) -> ScenePair | None:

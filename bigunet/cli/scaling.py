@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bigunet.cli.inputs import MACHINES_HELP, machine_of
+from bigunet.cli.inputs import MACHINES_HELP, counts_of, machine_of
 from bigunet.cli.options import with_spec
 from bigunet.cli.output import Json, Quiet, emit, gib, shown, table
-from bigunet.errors import SpecError, fail
 from bigunet.spec import TrainSpec, UNetSpec
 
 if TYPE_CHECKING:
@@ -51,13 +50,13 @@ def scale(
     --ranks of them are measured while the others wait. Ctrl-C keeps what --out has by then.
     """
     if gpus is not None:
-        _predict(spec, train, (height, width), images, weak, _counts(gpus, "gpus"), machine,
-                 strategy, json)  # fmt: skip
+        counts = counts_of(gpus, "gpus", "1,2,4")
+        _predict(spec, train, (height, width), images, weak, counts, machine, strategy, json)
         return
     from bigunet.scaling_file import measured_curve
     from bigunet.scaling_run import measure_scaling
 
-    counts = _counts(ranks, "ranks")
+    counts = counts_of(ranks, "ranks", "1,2,4")
     first = int(os.environ.get("RANK", 0)) == 0
     try:
         found = measure_scaling(
@@ -104,13 +103,6 @@ def scale(
     ]
     values = {"kind": found.attrs["kind"], "measured": rows, "out": None if out is None else out}
     emit(values, lines, json)
-
-
-def _counts(text: str, name: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        fail(SpecError, rule=f"{name} are numbers with commas between", got=text, remedy="1,2,4")
 
 
 def _plain(found: xr.Dataset, names: tuple[str, ...]) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ the memory model needs of a processor. This computer's own figures are timed by
 from __future__ import annotations
 
 from bigunet.machines.devices import DEVICES, Device, device
-from bigunet.machines.files import load_machine, machine, machine_yaml, save_machine
+from bigunet.machines.files import load_machine, machine, machine_yaml, pick, save_machine
 from bigunet.machines.known import MACHINES, PROCESSORS
 from bigunet.machines.parts import FileSystem, Link, Machine, Processor
 
@@ -25,5 +25,6 @@ __all__ = [
     "load_machine",
     "machine",
     "machine_yaml",
+    "pick",
     "save_machine",
 ]

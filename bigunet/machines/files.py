@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import MISSING
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import yaml
 
@@ -20,7 +20,16 @@ from bigunet.errors import PlanError, fail
 from bigunet.machines.known import MACHINES, PROCESSORS
 from bigunet.machines.parts import FileSystem, Link, Machine, Processor, faults_of
 
-__all__ = ["MACHINE_FILE_VERSION", "load_machine", "machine", "machine_yaml", "save_machine"]
+_T = TypeVar("_T")
+
+__all__ = [
+    "MACHINE_FILE_VERSION",
+    "load_machine",
+    "machine",
+    "machine_yaml",
+    "pick",
+    "save_machine",
+]
 
 MACHINE_FILE_VERSION = 1
 _VERSION = "machine_file"
@@ -53,6 +62,23 @@ def machine(name: str | Path) -> Machine:
             remedy="Choose one; write a file; or calibrate this machine with `bigunet.here.here`.",
         )
     return MACHINES[text.lower()]
+
+
+def pick(machines: Mapping[str, _T], name: str) -> _T:
+    """The entry of that name.
+
+    Raises
+    ------
+    PlanError : for an unknown name.
+    """
+    if name not in machines:
+        fail(
+            PlanError,
+            rule=f"a machine is one of {', '.join(machines)}",
+            got=name,
+            remedy="Choose one.",
+        )
+    return machines[name]
 
 
 def machine_yaml(value: Machine) -> str:

@@ -17,7 +17,7 @@ import xarray as xr
 
 from bigunet.cost import CostModel
 from bigunet.errors import MemoryBudgetError, PlanError, SpecError, fail
-from bigunet.machines import MACHINES, Machine
+from bigunet.machines import MACHINES, Machine, pick
 from bigunet.scaling import STRATEGIES, TERMS, Choice, best, phase_map, predict
 from bigunet.scaling.evaluate import check_strategy, evaluate
 from bigunet.scaling.setting import Outcome, Setting, Strategy
@@ -124,14 +124,7 @@ class ScalingSetting:
 
     def machine(self, name: str) -> tuple[Machine, CostModel | None]:
         """A machine, and the seconds of its layers where they are not the roofline's."""
-        if name not in self.all_machines:
-            fail(
-                PlanError,
-                rule=f"a machine is one of {', '.join(self.all_machines)}",
-                got=name,
-                remedy="Choose one.",
-            )
-        return self.all_machines[name]
+        return pick(self.all_machines, name)
 
     def model(self, state: ScalingState) -> Setting:
         """The state as `bigunet.scaling` takes it."""

@@ -15,9 +15,8 @@ from bigunet.batch import Job
 from bigunet.batch_script import batch_script, torchrun_command
 from bigunet.cost import CostModel, RooflineCost, RowCosts
 from bigunet.cuts import StageBytes, stage_peak, transfer_bytes
-from bigunet.errors import PlanError, fail
 from bigunet.layers import LayerRow, Shape, layer_table
-from bigunet.machines import MACHINES, Machine
+from bigunet.machines import MACHINES, Machine, pick
 from bigunet.plan import Placement, Plan, Schedule, SkipRoute, devices_of
 from bigunet.planner import MemoryModel, plan_problem
 from bigunet.simulate import simulate
@@ -140,14 +139,7 @@ class StageSetting:
         )
 
     def machine(self, name: str) -> tuple[Machine, CostModel]:
-        if name not in self.all_machines:
-            fail(
-                PlanError,
-                rule=f"a machine is one of {', '.join(self.all_machines)}",
-                got=name,
-                remedy="Choose one.",
-            )
-        return self.all_machines[name]
+        return pick(self.all_machines, name)
 
 
 def _remembered(cost: CostModel) -> CostModel:
